@@ -1,0 +1,122 @@
+"""Verbs of the control socket and the shape of their answers (the `data` of a `Reply`, as plain JSON).
+
+| verb | args | data |
+|---|---|---|
+| `health` | | `Heartbeat` fields |
+| `metrics` | | `{"text": Prometheus exposition of the worker}` |
+| `stats` | | `Stats` |
+| `list` | `cursor` (0), `limit` (100) | `{"slots": [SlotInfo], "next_cursor": int or null, "total": int}` |
+| `show` | `slot` | `SlotInfo` |
+| `tree` | | `{"roots": [TreeNode]}` |
+| `explain` | `request_id` | `Explanation` |
+| `evict` | `slots` [int], `dry_run` | `Removed` |
+| `flush` | `dry_run` | `Removed`; busy snapshots go when released |
+| `pin`, `unpin` | `slot` | `SlotInfo` |
+
+A refused command (unknown or busy slot, unknown request, bad args) has `error` set and no data.
+Reading never touches recency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.messages import Outcome, Reason
+
+VERBS = ("health", "metrics", "stats", "list", "show", "tree", "explain", "evict", "flush", "pin", "unpin")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One slot that holds or is getting a snapshot. Ages are in seconds; `blocks` counts shared ones too."""
+
+    slot: int
+    state: str
+    generation: int
+    digest: str  # 8 hex digits: enough to tell apart, too short to be the key
+    tenant: str
+    kind: str
+    tokens: int
+    messages: int
+    blocks: int
+    own_bytes: int  # freed if this snapshot alone goes
+    total_bytes: int  # held if it were the only one
+    pinned: bool
+    busy: int  # requests restoring from it now
+    hits: int
+    created_age_seconds: float
+    used_age_seconds: float
+    parent_slot: int | None  # the nearest shallower snapshot of the same conversation
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A snapshot and those that extend it."""
+
+    slot: int
+    digest: str
+    kind: str
+    tokens: int
+    hits: int
+    pinned: bool
+    children: list[TreeNode] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Totals since the worker started, and what is held now. Bytes held equal bytes counted."""
+
+    epoch: str
+    phase: str
+    model: str
+    uptime_seconds: float
+    slots: dict[str, int]  # by state
+    snapshots: int
+    snapshot_bytes: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_bytes_total: int
+    kv_bytes_used: int
+    lookups: dict[str, int]  # "outcome/reason" -> count
+    cache_tokens: dict[str, int]  # source -> tokens
+    commits: int
+    aborts: dict[str, int]
+    evictions: dict[str, int]
+    stale_drops: dict[str, int]
+    requests_running: int
+    requests_waiting: int
+    requests: dict[str, int]  # finished, cancelled, failed
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What `evict` or `flush` did, or would do."""
+
+    removed: list[int]
+    busy: list[int]  # in use or pinned: left alone (evict) or going when released (flush, not pinned)
+    freed_bytes: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one request started where it did. Times in seconds; `age_seconds` since it arrived."""
+
+    request_id: str
+    age_seconds: float
+    outcome: Outcome
+    reason: Reason
+    depth: int
+    prompt_tokens: int
+    boundaries: int
+    slot: int | None  # restored from
+    deepest_known: int  # deepest boundary of this prompt that was ever computed
+    diverged_message: int | None
+    diverged_token: int | None
+    committed: list[int]  # positions kept by this request
+    state: str  # queued, prefill, decode, finished, cancelled, failed
+    completion_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
