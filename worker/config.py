@@ -1,0 +1,25 @@
+"""Settings of the worker process. Imports no torch, so that `--help` and the supervisor stay quick."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from protocol.settings import CountOrAuto, ProcessSettings, SizeOrAuto
+
+
+class WorkerSettings(ProcessSettings):
+    """What the model's side needs to know before it starts."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "int4"] = Field(
+        "auto", description="type of the weights; int4 is packed, in groups of 32"
+    )
+    max_model_len: CountOrAuto = Field(None, description="longest prompt plus answer in tokens; auto: the model's")
+    kv_memory: SizeOrAuto = Field("auto", description="bytes for attention KV and recurrent states, such as 2GiB")
+    slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
+    max_running: int = Field(32, gt=0, description="requests computed at the same time")
+    max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
+    deterministic: bool = Field(True, description="an answer never depends on what runs beside it")
+    threads: CountOrAuto = Field(None, description="CPU threads of the model; auto: one a physical core")
