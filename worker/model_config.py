@@ -1,0 +1,244 @@
+"""What a model is made of, read from `config.json` or from GGUF metadata; what we cannot compute is refused here.
+
+Both sources are brought to the field names of `config.json` and then checked once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from worker.gguf_config import config_fields
+from worker.gguf_file import GgufFile
+from worker.model_error import ModelError as ModelError
+
+Architecture = Literal["llama", "qwen2", "qwen3"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "llama": "llama",
+    "mistral": "llama",  # differs from Llama in its sliding window only
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+# Values that transformers fills in when a config leaves the field out, where they depend on the family.
+_MISTRAL_WINDOW = 4096
+_QWEN3_HEAD_DIM = 128
+_DEFAULT_ROPE_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than the model was first trained on.
+
+    `linear` divides all by `factor`. `llama3` divides low ones by `factor`, keeps high ones, and blends between
+    wavelengths of `original_max_position_embeddings` over `low_freq_factor` and over `high_freq_factor`.
+    `divisors` divides each by its own: a GGUF file holds the outcome of `llama3`, not its parameters.
+    """
+
+    kind: Literal["linear", "llama3", "divisors"]
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    divisors: tuple[float, ...] = ()  # head_dim / 2 of them
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a dense decoder. Field names follow `config.json` where it has them."""
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    attention_bias: bool  # of the q, k and v projections
+    attention_out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    sliding_window: int | None
+    """Attention reaches this many tokens back, which we do not compute: serve no context longer than that.
+    None where it is off or no smaller than `max_position_embeddings`."""
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The config of a Hugging Face directory or a GGUF file.
+
+    Raises `ModelError`, naming the field, for a model that we would compute wrongly or not at all.
+    """
+    if path.is_dir():
+        return parse_config(_read_json(path / "config.json"))
+    if path.is_file():
+        return parse_config(config_fields(GgufFile(path)))
+    raise ModelError(f"{path}: no such model file or directory")
+
+
+def parse_config(fields: Mapping[str, Any]) -> ModelConfig:
+    """The config that the fields of a `config.json` describe. Raises `ModelError` as `load_config` does."""
+    read = _Fields(fields)
+    model_type = read.text("model_type")
+    architecture = _ARCHITECTURES.get(model_type)
+    if architecture is None:
+        raise ModelError(f"model_type: {model_type!r} is not one of {', '.join(_ARCHITECTURES)}")
+    _refuse_unimplemented(read)
+
+    num_layers = read.integer("num_hidden_layers")
+    hidden_size = read.integer("hidden_size")
+    num_heads = read.integer("num_attention_heads")
+    # Configs older than grouped-query attention do not have the field.
+    num_kv_heads = read.integer("num_key_value_heads", num_heads if model_type == "llama" else None)
+    if num_heads % num_kv_heads:
+        raise ModelError(f"num_key_value_heads: {num_kv_heads} does not divide num_attention_heads {num_heads}")
+    head_dim = read.integer("head_dim", _QWEN3_HEAD_DIM if model_type == "qwen3" else hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelError(f"head_dim: {head_dim} is odd, rotary positions need pairs")
+
+    max_positions = read.integer("max_position_embeddings")
+    window = _sliding_window(read, model_type, num_layers)
+    rope_theta, rope_scaling = _rope(read, head_dim)
+    has_bias = model_type in ("llama", "qwen3") and read.flag("attention_bias")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=read.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=read.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=read.number("rms_norm_eps"),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        attention_bias=has_bias or model_type == "qwen2",
+        attention_out_bias=has_bias,
+        mlp_bias=model_type == "llama" and read.flag("mlp_bias"),
+        qk_norm=model_type == "qwen3",
+        tie_word_embeddings=read.flag("tie_word_embeddings"),
+        max_position_embeddings=max_positions,
+        sliding_window=window if window is not None and window < max_positions else None,
+    )
+
+
+class _Fields:
+    """Typed access to a config's fields; null counts as absent."""
+
+    def __init__(self, fields: Mapping[str, Any], prefix: str = "") -> None:
+        self._fields = fields
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    def get(self, name: str) -> Any:
+        return self._fields.get(name)
+
+    def text(self, name: str) -> str:
+        return cast("str", self._typed(name, str, "a string", None))
+
+    def flag(self, name: str) -> bool:
+        return cast("bool", self._typed(name, bool, "true or false", False))
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = cast("int", self._typed(name, int, "an integer", default))
+        if value <= 0:
+            raise ModelError(f"{self._prefix}{name}: {value} is not positive")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive, finite number."""
+        value = float(self._typed(name, (int, float), "a number", default))
+        if not 0 < value < float("inf"):
+            raise ModelError(f"{self._prefix}{name}: {value} is not positive")
+        return value
+
+    def section(self, name: str) -> _Fields:
+        """The fields of a nested object; empty where there is none."""
+        return _Fields(self._typed(name, Mapping, "an object", {}), f"{self._prefix}{name}.")
+
+    def _typed(self, name: str, kind: Any, words: str, default: object) -> Any:
+        value = self._fields.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"{self._prefix}{name}: missing")
+        # bool is an int to Python and never to a config.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ModelError(f"{self._prefix}{name}: {value!r} is not {words}")
+        return value
+
+
+def _refuse_unimplemented(read: _Fields) -> None:
+    if read.get("hidden_act") not in (None, "silu"):
+        raise ModelError(f"hidden_act: {read.get('hidden_act')!r} is not implemented, only 'silu'")
+    for name in ("quantization_config", "num_local_experts", "num_experts"):
+        if read.get(name):
+            raise ModelError(f"{name}: not implemented")
+    for section in (read, read.section("rope_parameters"), read.section("rope_scaling")):
+        if section.number("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError("partial_rotary_factor: not implemented, rotary positions cover whole heads")
+
+
+def _sliding_window(read: _Fields, model_type: str, num_layers: int) -> int | None:
+    if model_type in ("qwen2", "qwen3"):
+        # Only layers from max_window_layers on have the window.
+        if not read.flag("use_sliding_window") or read.get("sliding_window") is None:
+            return None
+        first = read.get("max_window_layers")
+        return None if isinstance(first, int) and first >= num_layers else read.integer("sliding_window")
+    if model_type == "mistral" and "sliding_window" not in read:
+        return _MISTRAL_WINDOW
+    return None if read.get("sliding_window") is None else read.integer("sliding_window")
+
+
+def _rope(read: _Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
+    """Theta and scaling from `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
+    name = "rope_parameters" if read.get("rope_parameters") else "rope_scaling"
+    rope = read.section(name)
+    theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    match kind:
+        case "default":
+            return theta, None
+        case "linear":
+            return theta, RopeScaling("linear", factor=rope.number("factor"))
+        case "llama3":
+            scaling = RopeScaling(
+                "llama3",
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+            )
+            if scaling.high_freq_factor <= scaling.low_freq_factor:
+                raise ModelError(f"{name}.high_freq_factor: must be above low_freq_factor")
+            return theta, scaling
+        case "divisors":
+            divisors = tuple(rope.get("divisors") or ())
+            if len(divisors) != head_dim // 2:
+                raise ModelError(f"{name}.divisors: {len(divisors)} of them, not {head_dim // 2}")
+            return theta, RopeScaling("divisors", divisors=divisors)
+    raise ModelError(f"{name}.rope_type: {kind!r} is not implemented")
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path}: not an object")
+    return fields
