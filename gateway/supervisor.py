@@ -1,0 +1,215 @@
+"""Keeps the processes of one daemon alive: starts them in order, restarts them, stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+MAX_FAILED_STARTS = 3
+FIRST_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 30.0
+STEADY_SECONDS = 60.0  # a child that lived this long is restarted without a longer delay
+PROBE_SECONDS = 0.1
+EXIT_REFUSED = 2  # a child that refuses its settings: trying again cannot help
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class ChildFailed(Exception):
+    """A child cannot be brought up. The message says which one and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a probe found. `detail` is what is being loaded, or the cause of a failure."""
+
+    state: Literal["starting", "ready", "failed"]
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Child:
+    """One of the daemon's processes. By contract the last line on its standard error is the cause when it dies."""
+
+    name: str
+    command: Sequence[str]
+    probe: Callable[[], Awaitable[Health]]
+    stop_seconds: float  # from SIGTERM to SIGKILL
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    process: Process | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    last_line: str = ""
+    relay: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """Runs `children`, each from when the one before it is first ready, until a signal says stop.
+
+    They are stopped in the same order. `on_ready` is called once, when all are ready for the first time.
+    """
+
+    def __init__(
+        self, children: Sequence[Child], report: Callable[[str], None], on_ready: Callable[[], None]
+    ) -> None:
+        self._children = children
+        self._report = report
+        self._on_ready = on_ready
+        self._announced = False
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+
+    async def run(self) -> None:
+        """Return when stopped by SIGTERM or SIGINT. Raises `ChildFailed`. Either way no child is left."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        before = [None, *self._children[:-1]]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.wait())]
+        tasks += [asyncio.create_task(self._keep(*pair)) for pair in zip(self._children, before, strict=True)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for child in self._children:
+                await self._end(child)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._kill.set()
+        self._stop.set()
+
+    async def _keep(self, child: Child, before: Child | None) -> NoReturn:
+        """Start a child again whenever it dies. Raises `ChildFailed` once it is hopeless."""
+        if before is not None:
+            await before.ready.wait()
+        failed_starts, delay = 0, FIRST_DELAY_SECONDS
+        while True:
+            started = time.monotonic()
+            cause = await self._live(child)
+            if child.ready.is_set():
+                child.ready.clear()
+                failed_starts = 0
+                if time.monotonic() - started > STEADY_SECONDS:
+                    delay = FIRST_DELAY_SECONDS
+            else:
+                failed_starts += 1
+                assert child.process is not None
+                if child.process.returncode == EXIT_REFUSED or failed_starts == MAX_FAILED_STARTS:
+                    raise ChildFailed(f"the {child.name} does not start: {cause}")
+            self._report(f"the {child.name} died ({cause}): starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_DELAY_SECONDS)
+
+    async def _live(self, child: Child) -> str:
+        """One life of a child, from its start to its death: the cause of that."""
+        child.last_line = ""
+        child.process = process = await asyncio.create_subprocess_exec(
+            *child.command,
+            env=child.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=PIPE,
+            process_group=0,  # a terminal's Ctrl-C reaches us alone, so that the gateway drains first
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        child.relay = asyncio.create_task(_relay(child, process))
+        failure = await self._watch(child, process)
+        await _gone(child, process)
+        assert process.returncode is not None
+        if failure:
+            return failure
+        if process.returncode < 0:
+            return f"killed by {signal.Signals(-process.returncode).name}"
+        return f"exit code {process.returncode}: {child.last_line or 'it said nothing'}"
+
+    async def _watch(self, child: Child, process: Process) -> str:
+        """Probe until the child is ready or dead, and then wait for its death. A failure it owned up to, or ''."""
+        death = asyncio.create_task(process.wait())
+        said, said_at = "", 0.0
+        try:
+            while not death.done():
+                health = await child.probe()
+                if health.state == "failed":
+                    process.terminate()
+                    await asyncio.wait({death}, timeout=child.stop_seconds)
+                    if not death.done():
+                        process.kill()
+                    return health.detail
+                if health.state == "ready" and not death.done():
+                    child.ready.set()
+                    self._announce(child)
+                    await death
+                elif health.detail != said and time.monotonic() - said_at >= 1.0:
+                    said, said_at = health.detail, time.monotonic()
+                    self._report(f"{child.name}: {said}")
+                await asyncio.wait({death}, timeout=PROBE_SECONDS)
+        finally:
+            death.cancel()
+        return ""
+
+    def _announce(self, child: Child) -> None:
+        if self._announced:
+            self._report(f"the {child.name} is ready again")
+        elif all(each.ready.is_set() for each in self._children):
+            self._announced = True
+            self._on_ready()
+
+    async def _end(self, child: Child) -> None:
+        """Stop a child: kindly, and after its time or at a second signal without asking."""
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        waits = [asyncio.create_task(process.wait()), asyncio.create_task(self._kill.wait())]
+        await asyncio.wait(waits, timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if process.returncode is None:
+            self._report(f"the {child.name} did not stop in time: killing it")
+            process.kill()
+        await _gone(child, process)
+        for task in waits:
+            task.cancel()
+
+
+async def _gone(child: Child, process: Process) -> None:
+    """Wait for a child's end and for its last words, but not for a grandchild that holds its standard error."""
+    await process.wait()
+    if child.relay is not None:
+        await asyncio.wait({child.relay}, timeout=1.0)
+
+
+async def _relay(child: Child, process: Process) -> None:
+    """Copy a child's standard error to ours and remember its last line that says something."""
+    assert process.stderr is not None
+    tail = b""
+    while chunk := await process.stderr.read(1 << 16):
+        sys.stderr.buffer.write(chunk)
+        sys.stderr.buffer.flush()
+        tail = (tail + chunk)[-4096:]
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
+    child.last_line = next((line for line in reversed(lines) if line), "")
+
+
+def _die_with_parent(parent_id: int) -> Callable[[], None] | None:
+    """What a child must run before it becomes itself, so that not even our SIGKILL leaves it behind (Linux)."""
+    libc = _LIBC
+    if libc is None:
+        return None
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_id:  # it died between fork and prctl
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,60 @@
+"""The asking side of the control socket, one command at a time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from protocol.codec import decode, encode
+from protocol.errors import ProtocolError, WorkerUnavailable
+from protocol.messages import Command, Reply
+from protocol.rundir import CONTROL_SOCKET, socket_address
+
+
+class CommandRefused(Exception):
+    """The worker was reached and said no. The message is its reason."""
+
+
+class ControlClient:
+    """A connection to the worker of one run directory. Not for use by two threads at a time."""
+
+    def __init__(self, run_dir: Path, timeout_seconds: float) -> None:
+        self._address = socket_address(run_dir, CONTROL_SOCKET)
+        self._timeout_seconds = timeout_seconds
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(self._address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.destroy(linger=0)
+
+    def ask(self, verb: str, **args: object) -> object:
+        """The data of the worker's reply.
+
+        Raises `WorkerUnavailable` where none comes in time and `CommandRefused` where the worker says no. A late
+        reply to an earlier command is dropped.
+        """
+        command = Command(secrets.token_hex(8), verb, args)
+        deadline = time.monotonic() + self._timeout_seconds
+        self._socket.send_multipart(encode(command))
+        while self._socket.poll(max(0, round((deadline - time.monotonic()) * 1000))):
+            try:
+                reply = decode(self._socket.recv_multipart())
+            except ProtocolError as error:
+                raise WorkerUnavailable(f"the worker at {self._address} answers nonsense: {error}") from error
+            if isinstance(reply, Reply) and reply.command_id == command.command_id:
+                if reply.error is not None:
+                    raise CommandRefused(reply.error)
+                return reply.data
+        raise WorkerUnavailable(f"no worker answers at {self._address} within {self._timeout_seconds:g} s")
