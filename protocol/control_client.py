@@ -21,10 +21,15 @@ class CommandRefused(Exception):
 
 
 class ControlClient:
-    """A connection to the worker of one run directory. Not for use by two threads at a time."""
+    """A connection to the worker of one run directory. Not for use by two threads at a time.
+
+    Raises `WorkerUnavailable` at once where there is no socket.
+    """
 
     def __init__(self, run_dir: Path, timeout_seconds: float) -> None:
         self._address = socket_address(run_dir, CONTROL_SOCKET)
+        if not (run_dir / CONTROL_SOCKET).exists():
+            raise WorkerUnavailable(f"no worker runs in {run_dir}")
         self._timeout_seconds = timeout_seconds
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

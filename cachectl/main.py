@@ -1,0 +1,80 @@
+"""The `cachectl` command: look at what a running worker has cached, and remove or pin it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cachectl.commands import COMMANDS, Asked
+from protocol.control_client import CommandRefused, ControlClient
+from protocol.errors import SettingsError, WorkerUnavailable
+from protocol.rundir import default_run_dir
+
+DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 refused, 2 wrong usage, 3 worker not reachable."""
+    asked = _parser().parse_args(argv, namespace=Asked())
+    try:
+        with ControlClient(asked.run_dir, asked.timeout) as client:
+            return DONE if COMMANDS[asked.command].run(client, asked) else REFUSED
+    except CommandRefused as error:
+        return _complain(str(error), REFUSED)
+    except SettingsError as error:
+        return _complain(str(error), USAGE)
+    except WorkerUnavailable as error:
+        return _complain(str(error), UNREACHABLE)
+    except KeyboardInterrupt:
+        return DONE  # how `watch` ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
+        return DONE
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"cachectl: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cachectl", description="Look into the cache of a running prefixd worker.", allow_abbrev=False
+    )
+    run_dir = Path(os.environ.get("PREFIXD_RUN_DIR") or default_run_dir())
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=run_dir,
+        metavar="DIR",
+        help="run directory of the daemon (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds to wait for an answer (default: %(default)g)",
+    )
+    anywhere = argparse.ArgumentParser(add_help=False)
+    anywhere.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.summary, description=command.summary, parents=[anywhere])
+        command.add_arguments(sub)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Answers of the worker as aligned text. Numbers stand right, sizes in binary units, ages in one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from protocol.control import Explanation, Removed, SlotInfo, Stats
+from protocol.sizes import format_size
+
+WATCH_HEADER = (
+    f"{'snapshots':>9} {'bytes':>9} {'kv free':>9} {'running':>7} {'waiting':>7} "
+    f"{'hit':>6} {'partial':>7} {'miss':>6} {'reused':>8} {'computed':>8} {'evicted':>7} {'stale':>5}"
+)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell; those that hold numbers, sizes or ages only are set right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
+    right = [all(row[i][:1].isdigit() or row[i] == "-" for row in cells) for i in range(len(columns))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in [list(columns), *cells]
+    ]
+    return "\n".join(lines)
+
+
+def fields(pairs: Mapping[str, object]) -> str:
+    """Names and values, one pair a line."""
+    width = max(map(len, pairs), default=0)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in pairs.items())
+
+
+def age(seconds: float) -> str:
+    """A time span in the largest unit that it fills."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{seconds:.1f}s"
+
+
+def counts(values: Mapping[str, int]) -> str:
+    """Counters that are not zero."""
+    return ", ".join(f"{name} {count}" for name, count in values.items() if count) or "none"
+
+
+def stats(answer: Stats) -> str:
+    return fields(
+        {
+            "model": answer.model,
+            "phase": answer.phase,
+            "uptime": age(answer.uptime_seconds),
+            "epoch": answer.epoch,
+            "snapshots": f"{answer.snapshots} ({format_size(answer.snapshot_bytes)})",
+            "slots": counts(answer.slots),
+            "kv memory": f"{format_size(answer.kv_bytes_used)} of {format_size(answer.kv_bytes_total)} used",
+            "kv blocks": f"{answer.kv_blocks_free} of {answer.kv_blocks_total} free",
+            "requests": f"{answer.requests_running} running, {answer.requests_waiting} waiting",
+            "ended": counts(answer.requests),
+            "lookups": counts(answer.lookups),
+            "prompt tokens": counts(answer.cache_tokens),
+            "commits": answer.commits,
+            "aborts": counts(answer.aborts),
+            "evictions": counts(answer.evictions),
+            "stale drops": counts(answer.stale_drops),
+        }
+    )
+
+
+def slots(rows: Iterable[SlotInfo]) -> str:
+    columns = [
+        "SLOT",
+        "DIGEST",
+        "KIND",
+        "STATE",
+        "TOKENS",
+        "MSGS",
+        "OWN",
+        "TOTAL",
+        "HITS",
+        "USED",
+        "PARENT",
+        "FLAGS",
+    ]
+    return table(
+        columns,
+        [
+            [
+                row.slot,
+                row.digest[:8],
+                row.kind,
+                row.state,
+                row.tokens,
+                row.messages,
+                format_size(row.own_bytes),
+                format_size(row.total_bytes),
+                row.hits,
+                age(row.used_age_seconds),
+                _or_dash(row.parent_slot),
+                _flags(row),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def slot(row: SlotInfo) -> str:
+    return fields(
+        {
+            "slot": row.slot,
+            "digest": row.digest,
+            "state": row.state,
+            "generation": row.generation,
+            "kind": row.kind,
+            "tokens": row.tokens,
+            "messages": row.messages,
+            "tenant": row.tenant or "-",
+            "blocks": row.blocks,
+            "own bytes": f"{format_size(row.own_bytes)} (freed if this snapshot alone goes)",
+            "total bytes": format_size(row.total_bytes),
+            "pinned": "yes" if row.pinned else "no",
+            "busy": f"{row.busy} requests" if row.busy else "no",
+            "hits": row.hits,
+            "created": f"{age(row.created_age_seconds)} ago",
+            "used": f"{age(row.used_age_seconds)} ago",
+            "parent slot": _or_dash(row.parent_slot),
+            "children": row.children,
+        }
+    )
+
+
+def tree_order(rows: Sequence[SlotInfo]) -> list[tuple[int, SlotInfo]]:
+    """Each snapshot after the one it extends, with its depth. Depth grows at forks only: a chain stays one column.
+
+    A snapshot whose parent went between two pages of the list counts as a root.
+    """
+    known = {row.slot for row in rows}
+    children: dict[int | None, list[SlotInfo]] = {}
+    for row in sorted(rows, key=lambda row: (row.tokens, row.slot)):
+        children.setdefault(row.parent_slot if row.parent_slot in known else None, []).append(row)
+    ordered: list[tuple[int, SlotInfo]] = []
+    pending = [(0, row) for row in reversed(children.get(None, []))]
+    while pending:
+        depth, row = pending.pop()
+        ordered.append((depth, row))
+        below = children.get(row.slot, [])
+        pending += [(depth + (len(below) > 1), child) for child in reversed(below)]
+    return ordered
+
+
+def tree(rows: Iterable[tuple[int, SlotInfo]]) -> str:
+    return table(
+        ["SNAPSHOT", "TOKENS", "MSGS", "KIND", "HITS", "FLAGS"],
+        [
+            [
+                "  " * depth + f"slot {row.slot} {row.digest[:8]}",
+                row.tokens,
+                row.messages,
+                row.kind,
+                row.hits,
+                _flags(row),
+            ]
+            for depth, row in rows
+        ],
+    )
+
+
+def explanation(answer: Explanation) -> str:
+    pairs: dict[str, object] = {
+        "request": answer.request_id,
+        "state": f"{answer.state}, arrived {age(answer.age_seconds)} ago",
+        "outcome": answer.outcome if answer.reason == "none" else f"{answer.outcome} ({answer.reason})",
+        "restored": f"{answer.depth} of {answer.prompt_tokens} prompt tokens",
+        "from slot": _or_dash(answer.slot),
+        "deepest known": answer.deepest_known,
+        "boundaries": answer.boundaries,
+    }
+    if answer.diverged_token is not None:
+        message = "" if answer.diverged_message is None else f"message {answer.diverged_message}, "
+        pairs["diverged"] = f"{message}token {answer.diverged_token}"
+    pairs |= {
+        "committed at": ", ".join(map(str, answer.committed)) or "-",
+        "answer": f"{answer.completion_tokens} tokens",
+        "queue": f"{answer.queue_seconds * 1000:.1f} ms",
+        "prefill": f"{answer.prefill_seconds * 1000:.1f} ms",
+        "decode": f"{answer.decode_seconds * 1000:.1f} ms",
+    }
+    return fields(pairs)
+
+
+def evicted(answer: Removed) -> str:
+    verb = "would evict" if answer.dry_run else "evicted"
+    went = ", ".join(map(str, answer.removed)) or "nothing"
+    lines = [f"{verb} {went}: {format_size(answer.freed_bytes)} back"]
+    if answer.busy:
+        lines.append(f"busy or pinned, left alone: {', '.join(map(str, answer.busy))}")
+    return "\n".join(lines)
+
+
+def flushed(answer: Removed) -> str:
+    verb = "would flush" if answer.dry_run else "flushed"
+    return f"{verb} {len(answer.removed)}, busy {len(answer.busy)}: {format_size(answer.freed_bytes)} back"
+
+
+def watch_line(now: Stats, before: Stats) -> str:
+    """The state now, and what was counted since `before`."""
+    asked = {outcome: _outcome(now, outcome) - _outcome(before, outcome) for outcome in ("hit", "partial", "miss")}
+    computed = now.cache_tokens.get("computed", 0) - before.cache_tokens.get("computed", 0)
+    reused = sum(now.cache_tokens.values()) - sum(before.cache_tokens.values()) - computed
+    free_bytes = now.kv_bytes_total - now.kv_bytes_used
+    return (
+        f"{now.snapshots:>9} {format_size(now.snapshot_bytes):>9} {format_size(free_bytes):>9} "
+        f"{now.requests_running:>7} {now.requests_waiting:>7} "
+        f"{asked['hit']:>6} {asked['partial']:>7} {asked['miss']:>6} {reused:>8} {computed:>8} "
+        f"{sum(now.evictions.values()) - sum(before.evictions.values()):>7} "
+        f"{sum(now.stale_drops.values()) - sum(before.stale_drops.values()):>5}"
+    )
+
+
+def _outcome(answer: Stats, outcome: str) -> int:
+    return sum(count for key, count in answer.lookups.items() if key.split("/")[0] == outcome)
+
+
+def _flags(row: SlotInfo) -> str:
+    return " ".join(name for name, is_set in (("pinned", row.pinned), ("busy", bool(row.busy))) if is_set)
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
