@@ -38,10 +38,13 @@ def fingerprint(path: Path) -> str:
             size = file.stat().st_size
             state.update(f"{len(name)}:{name}:{size}:".encode())
             parts = [(0, size)] if whole else _sample(file, size)
-            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                with memoryview(data) as view:
-                    for start, end in parts:
-                        state.update(view[start:end])
+            with (
+                file.open("rb") as opened,
+                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                memoryview(data) as view,
+            ):
+                for start, end in parts:
+                    state.update(view[start:end])
     except OSError as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from error
     except ValueError as error:  # an empty file cannot be mapped

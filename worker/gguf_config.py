@@ -33,6 +33,8 @@ def config_fields(file: GgufFile) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
         raise ModelError(f"general.architecture: {architecture!r} is not one of {', '.join(_ARCHITECTURES)}")
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise ModelError("split.count: a model in several GGUF files is not implemented, merge them")
     fields: dict[str, Any] = {"model_type": architecture}
     for key, field in _FIELDS.items():
         value = metadata.get(f"{architecture}.{key}")

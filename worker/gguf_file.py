@@ -63,7 +63,7 @@ class GgufFile:
             raise ModelError(f"{path}: empty file") from error
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, _CutShort) as error:
+        except (struct.error, OverflowError, UnicodeDecodeError, _CutShort) as error:
             raise ModelError(f"{path}: header is cut short or damaged") from error
 
     def _read_header(self) -> None:

@@ -6,7 +6,7 @@ Both sources are brought to the field names of `config.json` and then checked on
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -137,8 +137,8 @@ class _Fields:
         self._fields = fields
         self._prefix = prefix
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._fields
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
 
     def get(self, name: str) -> Any:
         return self._fields.get(name)
@@ -191,21 +191,28 @@ def _refuse_unimplemented(read: _Fields) -> None:
 
 
 def _sliding_window(read: _Fields, model_type: str, num_layers: int) -> int | None:
-    if model_type in ("qwen2", "qwen3"):
-        # Only layers from max_window_layers on have the window.
-        if not read.flag("use_sliding_window") or read.get("sliding_window") is None:
+    """The window of those layers that have one; None where no layer does."""
+    if model_type == "mistral":
+        if "sliding_window" not in read:
+            return _MISTRAL_WINDOW
+    elif model_type == "llama" or not read.flag("use_sliding_window"):
+        return None
+    elif layer_types := read.get("layer_types"):
+        if unknown := set(layer_types) - {"full_attention", "sliding_attention"}:
+            raise ModelError(f"layer_types: {sorted(unknown)} not implemented")
+        if "sliding_attention" not in layer_types:
             return None
-        first = read.get("max_window_layers")
-        return None if isinstance(first, int) and first >= num_layers else read.integer("sliding_window")
-    if model_type == "mistral" and "sliding_window" not in read:
-        return _MISTRAL_WINDOW
+    elif (read.get("max_window_layers") or 0) >= num_layers:  # the first ones are without
+        return None
     return None if read.get("sliding_window") is None else read.integer("sliding_window")
 
 
 def _rope(read: _Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
     """Theta and scaling from `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
-    name = "rope_parameters" if read.get("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if read.get("rope_scaling") else "rope_parameters"
     rope = read.section(name)
+    if nested := [key for key in rope if isinstance(rope.get(key), Mapping)]:
+        raise ModelError(f"{name}.{nested[0]}: not implemented, all layers have the same rotary positions")
     theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
     kind = rope.get("rope_type") or rope.get("type") or "default"
     match kind:
