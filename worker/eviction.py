@@ -1,0 +1,128 @@
+"""Which snapshots go when slots or KV blocks are short: pure functions over candidates.
+
+A snapshot is worth what it would cost to compute again, times how likely it is to be asked for. Likelihood falls
+with the square of the idle time, about the measure of a pause in a conversation, and is higher for conversations
+that have come back before. So one-shots go before sessions of the same size and age, short ones before long ones,
+and what nobody has asked for in hours goes at last, however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+PAUSE_SECONDS = 600.0  # idle times well below this hardly count
+RETURNED_WEIGHT = 16.0  # a conversation that came back, against one that never did
+NEWCOMER_WEIGHT = 4.0  # what was just computed, against what is kept: a newcomer gives way to far more only
+QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
+
+
+class Candidate(NamedTuple):
+    """A snapshot as eviction sees it. `parent` is the slot of the nearest shallower one of its conversation."""
+
+    slot: int
+    parent: int | None
+    start: int  # tokens that the parent holds
+    end: int
+    interior: bool  # a deeper snapshot extends it
+    anchor: bool  # end of a head, or a branch point
+    returned: bool  # its conversation has been hit before
+    idle_seconds: float
+    last_used: int
+    blocks: Sequence[int]
+    fixed: bool  # in use, pinned or protected: stays
+
+
+def worth(start: int, end: int, returned: bool, idle_seconds: float) -> float:
+    """The expected cost, in tokens, of having to compute [start, end) again."""
+    cost = (end - start) + (end * end - start * start) / (2 * QUADRATIC_TOKENS)
+    likelihood = (RETURNED_WEIGHT if returned else 1.0) / (1.0 + idle_seconds / PAUSE_SECONDS) ** 2
+    return cost * likelihood
+
+
+def choose_for_slot(candidates: Iterable[Candidate], newcomer: float | None = None) -> int | None:
+    """The slot that a new snapshot may take; None if all stay.
+
+    Interior snapshots go first: their blocks stay with what extends them. Then leaves, and anchors last. Where a
+    leaf or an anchor is worth far more than the newcomer, it is the newcomer that is not kept.
+    """
+
+    def order(candidate: Candidate) -> tuple[int, float, int]:
+        return _rank(candidate), _value(candidate), candidate.last_used
+
+    victim = min((c for c in candidates if not c.fixed), key=order, default=None)
+    if victim is None:
+        return None
+    if newcomer is not None and _rank(victim) > 0 and _value(victim) > NEWCOMER_WEIGHT * newcomer:
+        return None
+    return victim.slot
+
+
+def choose_for_blocks(
+    candidates: Collection[Candidate], blocks_needed: int, refcounts: Sequence[int]
+) -> list[int] | None:
+    """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
+
+    Leaves go before what they extend, cheapest first per block that comes free, where more than is needed does not
+    count: a small need is met by small snapshots. Only blocks that nobody else holds come free.
+    """
+    here = {candidate.slot for candidate in candidates}
+    extended = dict.fromkeys(here, 0)
+    for candidate in candidates:
+        if candidate.parent in here:
+            extended[candidate.parent] += 1
+    left = {c.slot: c for c in candidates if not c.fixed}
+    tail = {slot: _tail_blocks(c.blocks, refcounts) for slot, c in left.items()}
+    released: dict[int, int] = {}
+    chosen: list[Candidate] = []
+    while blocks_needed > 0 and left:
+        # With only extended ones left, those go too: what extends them stays, but some blocks may be their own.
+        leaves = [c for c in left.values() if not extended[c.slot]] or list(left.values())
+        victim = min(leaves, key=lambda c: (_loss(c, tail[c.slot], blocks_needed), c.last_used))
+        del left[victim.slot]
+        chosen.append(victim)
+        for block in victim.blocks:
+            released[block] = released.get(block, 0) + 1
+            if released[block] == refcounts[block]:
+                blocks_needed -= 1
+        parent = victim.parent
+        if parent in here:
+            extended[parent] -= 1
+            if parent in left:
+                tail[parent] = _tail_blocks(left[parent].blocks, refcounts, released)
+    if blocks_needed > 0:
+        return None
+    freed = {block for block, count in released.items() if count == refcounts[block]}
+    return [victim.slot for victim in chosen if not freed.isdisjoint(victim.blocks)]
+
+
+def _rank(candidate: Candidate) -> int:
+    if not candidate.interior:
+        return 1
+    return 2 if candidate.anchor else 0
+
+
+def _value(candidate: Candidate) -> float:
+    return worth(candidate.start, candidate.end, candidate.returned, candidate.idle_seconds)
+
+
+def _loss(candidate: Candidate, own: int, needed: int) -> float:
+    """What is lost for each block that helps; without bound where none does."""
+    return _value(candidate) / min(own, needed) if own else float("inf")
+
+
+def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int] | None = None) -> int:
+    """How many blocks at the end only this snapshot holds: what it shares, it shares from the start on.
+
+    The last one may be shared with a sequence that has not written on yet; it is skipped then. An estimate for the
+    order only, but one that costs no more than the blocks that are really its own.
+    """
+    gone = released or {}
+    own = 0
+    for place in range(len(blocks) - 1, -1, -1):
+        block = blocks[place]
+        if refcounts[block] - gone.get(block, 0) == 1:
+            own += 1
+        elif place < len(blocks) - 1:
+            break
+    return own

@@ -1,0 +1,299 @@
+"""The tree of boundaries, one root a tenant: what has been computed, and which slot holds the state, if any.
+
+A node stands for one boundary and keeps the ids since its parent, so a path from the root spells a whole prefix.
+Nodes without state, *ghosts*, remember what was computed once: they explain misses and show where conversations
+branch. Their memory is bounded; a ghost that nothing extends goes first, least recently used before others.
+
+Ids are kept and compared as bytes of int32, never token by token. `data` below is a prompt in that form.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from protocol.messages import Boundary, BoundaryKind
+
+ID_BYTES = 4
+NODE_BYTES = 512  # what a node weighs besides its ids, roughly
+
+AbsentReason = Literal["not_kept", "evicted", "flushed", "stale"]
+_ids = attrgetter("ids")
+
+
+class Node:
+    """One boundary. `slot` and `generation` are set while a snapshot is kept, `absent_reason` counts otherwise."""
+
+    __slots__ = (
+        "absent_reason",
+        "by_ids",
+        "children",
+        "digest",
+        "end",
+        "generation",
+        "hits",
+        "ids",
+        "kind",
+        "last_used",
+        "messages",
+        "parent",
+        "queued",
+        "slot",
+        "snapshots_below",
+        "tenant",
+        "used_at",
+    )
+
+    def __init__(self, tenant: str, boundary: Boundary | None, ids: bytes, parent: Node | None) -> None:
+        self.tenant = tenant
+        self.digest = boundary.digest if boundary else b""
+        self.end = boundary.end if boundary else 0
+        self.kind: BoundaryKind = boundary.kind if boundary else "head"
+        self.messages = boundary.messages if boundary else 0
+        self.ids = ids
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.by_ids: list[Node] | None = None  # children in order of ids, once somebody asked
+        self.slot: int | None = None
+        self.generation = 0
+        self.absent_reason: AbsentReason = "not_kept"
+        self.snapshots_below = 0  # nodes with a slot in the subtree, this one not counted
+        self.hits = 0
+        self.last_used = 0  # rises with every use of any node
+        self.used_at = 0.0
+        self.queued = False  # stands in the queue of ghosts to forget
+
+    @property
+    def is_branch(self) -> bool:
+        return len(self.children) > 1
+
+    def ancestors(self) -> Iterator[Node]:
+        """From the parent up, the root not included."""
+        node = self.parent
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def subtree(self) -> Iterator[Node]:
+        """This node and all below, parents before children."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def snapshot_above(self) -> Node | None:
+        """The nearest ancestor that has a slot."""
+        return next((node for node in self.ancestors() if node.slot is not None), None)
+
+
+class Walk(NamedTuple):
+    """The nodes of a request's first boundaries, and the node that has the next one's digest but not its ids."""
+
+    chain: list[Node]
+    clash: Node | None
+
+
+class Common(NamedTuple):
+    """How far a prompt agrees with the closest stored conversation of its tenant.
+
+    `differs`: both go on after `tokens`, and not alike. `stored_longer`: the prompt ends inside the stored one.
+    """
+
+    tokens: int
+    differs: bool
+    stored_longer: bool
+
+
+class SnapshotIndex:
+    """See the module. Says nothing about memory: slots are only numbers here."""
+
+    def __init__(self, ghost_bytes: int) -> None:
+        self._ghost_limit = ghost_bytes
+        self._roots: dict[str, Node] = {}
+        self._uses = 0
+        self._serial = 0
+        self._forgettable: list[tuple[int, int, Node]] = []  # heap by last use; checked again when taken
+        self.node_count = 0
+        self.ghost_bytes = 0
+
+    @property
+    def roots(self) -> Sequence[Node]:
+        return tuple(self._roots.values())
+
+    @staticmethod
+    def weight(node: Node) -> int:
+        """What a ghost counts for, in bytes."""
+        return len(node.ids) + NODE_BYTES
+
+    def walk(self, tenant: str, data: bytes, boundaries: Sequence[Boundary]) -> Walk:
+        """The longest chain of nodes whose digests, positions and ids are those of the request."""
+        chain: list[Node] = []
+        node = self._roots.get(tenant)
+        if node is None:
+            return Walk(chain, None)
+        start = 0
+        for boundary in boundaries:
+            child = node.children.get(boundary.digest)
+            if child is None:
+                break
+            end = boundary.end * ID_BYTES
+            if end > len(data):
+                break
+            if child.end != boundary.end or not data.startswith(child.ids, start):
+                return Walk(chain, child)
+            chain.append(child)
+            node, start = child, end
+        return Walk(chain, None)
+
+    def extend(
+        self, tenant: str, data: bytes, boundaries: Sequence[Boundary], chain: Sequence[Node], now: float
+    ) -> Node | None:
+        """Add ghosts for the boundaries after `chain`, mark all as used, and return the last one.
+
+        `chain` is what `walk` found for the same request, without a clash. None if there is no boundary.
+        Raises `ValueError` for boundaries that do not rise within `data`.
+        """
+        start = chain[-1].end if chain else 0
+        added = boundaries[len(chain) :]
+        for boundary in added:
+            if not start < boundary.end <= len(data) // ID_BYTES:
+                raise ValueError(f"boundary {boundary.end} does not rise within {len(data) // ID_BYTES} tokens")
+            start = boundary.end
+        if not added and not chain:
+            return None
+        node = chain[-1] if chain else self._roots.setdefault(tenant, Node(tenant, None, b"", None))
+        for boundary in added:
+            node = self._add(node, boundary, data[node.end * ID_BYTES : boundary.end * ID_BYTES])
+        self.touch(node, now)
+        if node.slot is None and not node.children:
+            self._queue(node)
+        return node
+
+    def touch(self, node: Node, now: float) -> None:
+        """Count as used now, and with it all that it extends."""
+        self._uses += 1
+        above: Node | None = node
+        while above is not None:
+            above.last_used = self._uses
+            above.used_at = now
+            above = above.parent
+
+    def attach(self, node: Node, slot: int, generation: int) -> None:
+        """A snapshot of this boundary was published."""
+        assert node.slot is None
+        node.slot, node.generation = slot, generation
+        self.ghost_bytes -= self.weight(node)
+        for above in node.ancestors():
+            above.snapshots_below += 1
+
+    def detach(self, node: Node, reason: AbsentReason) -> None:
+        """Its snapshot is gone, or no longer to be found: the node stays as a ghost."""
+        assert node.slot is not None
+        node.slot, node.absent_reason = None, reason
+        self.ghost_bytes += self.weight(node)
+        for above in node.ancestors():
+            above.snapshots_below -= 1
+        if not node.children:
+            self._queue(node)
+
+    def remove(self, node: Node) -> None:
+        """Forget a node and all below, none of which may have a slot."""
+        for below in reversed(list(node.subtree())):
+            self._forget(below)
+
+    def trim(self) -> None:
+        """Forget ghosts that nothing extends, least recently used first, until all fit the limit."""
+        while self.ghost_bytes > self._ghost_limit and self._forgettable:
+            used, _, node = heapq.heappop(self._forgettable)
+            node.queued = False
+            if node.parent is None or node.slot is not None or node.children:
+                continue
+            if node.last_used != used:
+                self._queue(node)
+            else:
+                self._forget(node)
+
+    def common_prefix(self, tenant: str, data: bytes, chain: Sequence[Node]) -> Common:
+        """Follow stored ids as far as they agree with `data`, from the end of `chain` on, boundaries or not."""
+        node = chain[-1] if chain else self._roots.get(tenant)
+        if node is None:
+            return Common(0, False, False)
+        at = node.end * ID_BYTES
+        while (nearest := _nearest_child(node, data, at)) is not None:
+            child, same = nearest
+            at += same
+            if same < len(child.ids):
+                ended = at + ID_BYTES > len(data)
+                return Common(at // ID_BYTES, not ended, ended)
+            node = child
+        return Common(at // ID_BYTES, False, False)
+
+    def _add(self, parent: Node, boundary: Boundary, ids: bytes) -> Node:
+        node = Node(parent.tenant, boundary, ids, parent)
+        parent.children[boundary.digest] = node
+        if parent.by_ids is not None:
+            insort(parent.by_ids, node, key=_ids)
+        self.node_count += 1
+        self.ghost_bytes += self.weight(node)
+        return node
+
+    def _forget(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert node.slot is None
+        assert not node.children
+        del parent.children[node.digest]
+        if parent.by_ids is not None:
+            parent.by_ids.remove(node)
+        node.parent = None
+        self.node_count -= 1
+        self.ghost_bytes -= self.weight(node)
+        if parent.children:
+            return
+        if parent.parent is None:
+            del self._roots[parent.tenant]
+        elif parent.slot is None:
+            self._queue(parent)
+
+    def _queue(self, ghost: Node) -> None:
+        if not ghost.queued:
+            ghost.queued = True
+            self._serial += 1
+            heapq.heappush(self._forgettable, (ghost.last_used, self._serial, ghost))
+
+
+def _nearest_child(node: Node, data: bytes, at: int) -> tuple[Node, int] | None:
+    """The child that shares most bytes with `data` from `at` on, and how many, in whole ids.
+
+    In order of ids the closest ones stand beside the place where the rest of the prompt would go.
+    """
+    if not node.children:
+        return None
+    if len(node.children) == 1:
+        near = list(node.children.values())
+    else:
+        if node.by_ids is None:
+            node.by_ids = sorted(node.children.values(), key=_ids)
+        place = bisect_left(node.by_ids, data[at:], key=_ids)
+        near = node.by_ids[max(place - 1, 0) : place + 1]
+    same, child = max(((_common_bytes(data, at, child.ids), child) for child in near), key=lambda pair: pair[0])
+    return child, same
+
+
+def _common_bytes(data: bytes, at: int, ids: bytes) -> int:
+    """Length of the longest common prefix of data[at:] and `ids`, in bytes of whole ids. Halves the range."""
+    if data.startswith(ids, at):
+        return len(ids)
+    view = memoryview(ids)
+    low, high = 0, min(len(ids), len(data) - at) // ID_BYTES  # ids up to `low` are equal, beyond `high` not all
+    while low < high:
+        middle = (low + high + 1) // 2
+        if data.startswith(view[low * ID_BYTES : middle * ID_BYTES], at + low * ID_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low * ID_BYTES

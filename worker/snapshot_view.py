@@ -1,0 +1,89 @@
+"""What an operator sees of slots and snapshots. Reads only: recency, counters and states stay as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from protocol.control import SlotInfo, TreeNode
+from worker.block_pool import BlockPool
+from worker.slots import Slot, SlotTable, Snapshot
+
+DIGEST_HEX = 8
+
+
+def slot_infos(
+    slots: SlotTable, pool: BlockPool, block_bytes: int, chosen: Iterable[int], now: float
+) -> list[SlotInfo]:
+    """The chosen slots, all in use. One that is reserved or being written has no snapshot yet to tell of."""
+    parents = {s.slot: s.node.snapshot_above() for s in slots.snapshots() if not s.leaving}
+    children = Counter(above.slot for above in parents.values() if above)
+    infos = []
+    for slot in chosen:
+        row = slots[slot]
+        above = parents.get(slot)
+        parent_slot = above.slot if above else None
+        if row.snapshot is not None:
+            info = _snapshot_info(row.snapshot, row, pool, block_bytes, parent_slot, children[slot], now)
+        else:
+            info = SlotInfo(
+                slot, str(row.state), row.generation, "", "", "", 0, 0, 0, 0, 0, False, 0, 0, 0.0, 0.0, None, 0
+            )
+        infos.append(info)
+    return infos
+
+
+def _snapshot_info(
+    snapshot: Snapshot,
+    row: Slot,
+    pool: BlockPool,
+    block_bytes: int,
+    parent_slot: int | None,
+    children: int,
+    now: float,
+) -> SlotInfo:
+    node = snapshot.node
+    own = sum(1 for block in snapshot.blocks if pool.refcount(block) == 1)
+    return SlotInfo(
+        slot=snapshot.slot,
+        state=str(row.state),
+        generation=row.generation,
+        digest=node.digest.hex()[:DIGEST_HEX],
+        tenant=node.tenant,
+        kind=node.kind,
+        tokens=snapshot.tokens,
+        messages=node.messages,
+        blocks=len(snapshot.blocks),
+        own_bytes=own * block_bytes,
+        total_bytes=len(snapshot.blocks) * block_bytes,
+        pinned=snapshot.pinned,
+        busy=row.readers,
+        hits=node.hits,
+        created_age_seconds=now - snapshot.created_at,
+        used_age_seconds=now - node.used_at,
+        parent_slot=parent_slot,
+        children=children,
+    )
+
+
+def snapshot_tree(slots: SlotTable) -> list[TreeNode]:
+    """The snapshots that the index names, each below the nearest shallower one of its conversation."""
+    roots: list[TreeNode] = []
+    made: dict[int, TreeNode] = {}
+    for snapshot in sorted(slots.snapshots(), key=lambda s: s.tokens):
+        if snapshot.leaving:
+            continue
+        node = snapshot.node
+        entry = TreeNode(
+            slot=snapshot.slot,
+            digest=node.digest.hex()[:DIGEST_HEX],
+            kind=node.kind,
+            tokens=snapshot.tokens,
+            hits=node.hits,
+            pinned=snapshot.pinned,
+        )
+        made[snapshot.slot] = entry
+        above = node.snapshot_above()
+        siblings = made[above.slot].children if above and above.slot is not None else roots
+        siblings.append(entry)
+    return roots
