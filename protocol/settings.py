@@ -124,8 +124,14 @@ def _merge(
     in_file = _read_file(Path(config), known) if config else {}
     in_environment = _read_environment(environ, known)
     given = {**in_file, **in_environment, **flags}
+    mine = {name: given[name] for name in cls.model_fields if name in given}
+    for name, value in mine.items():
+        if isinstance(value, bool) and cls.model_fields[name].annotation is not bool:
+            raise SettingsError(
+                f"{name}: true and false are no values for it (from {config})"
+            )  # pydantic: 1 and 0
     try:
-        return cls.model_validate({name: given[name] for name in cls.model_fields if name in given})
+        return cls.model_validate(mine)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         if name in flags:
