@@ -89,19 +89,25 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> int:
         """One owner less for each block; returns how many became free.
 
-        Raises `BlockError` for a block that has no owner; a block named twice must have two.
+        A block named twice must have two owners. Raises `BlockError` before anything changes.
         """
         blocks = tuple(blocks)
         self._require_used(blocks)
-        refs, freed = self._refs, 0
+        refs, free = self._refs, self._free
+        overdrawn = False
         for block in blocks:
-            if refs[block] == 0:
-                raise BlockError(f"block {block} was released more often than it is held")
             refs[block] -= 1
-            if refs[block] == 0:
-                self._free[block] = 1
-                self._free_count += 1
+            overdrawn |= refs[block] < 0
+        if overdrawn:
+            for block in blocks:
+                refs[block] += 1
+            raise BlockError("a block was released more often than it is held")
+        freed = 0
+        for block in blocks:
+            if not refs[block] and not free[block]:
+                free[block] = 1
                 freed += 1
+        self._free_count += freed
         return freed
 
     def check(self) -> None:
@@ -120,7 +126,7 @@ class BlockPool:
         return blocks
 
     def _require_used(self, blocks: Sequence[int]) -> None:
-        refs, size = self._refs, len(self._refs)
-        for block in blocks:
-            if not 0 < block < size or refs[block] == 0:
-                raise BlockError(f"block {block} is not in use")
+        if not blocks:
+            return
+        if min(blocks) <= ZERO_BLOCK or max(blocks) > self.total_count or not all(self._refs[b] for b in blocks):
+            raise BlockError("a block is not in use")
