@@ -1,0 +1,330 @@
+"""cachectl against a worker that speaks the real protocol over a real socket."""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from cachectl import commands
+from cachectl.main import DONE, REFUSED, UNREACHABLE, USAGE, main
+from protocol.codec import decode, encode
+from protocol.control import Explanation, Removed, SlotInfo, Stats
+from protocol.messages import Reply
+from protocol.rundir import CONTROL_SOCKET, prepare_run_dir, socket_address
+
+
+def slot_info(slot, parent=None, tokens=100, **changes):
+    row = SlotInfo(
+        slot=slot,
+        state="READY",
+        generation=1,
+        digest=f"{slot:08x}",
+        tenant="",
+        kind="message",
+        tokens=tokens,
+        messages=2,
+        blocks=4,
+        own_bytes=1 << 20,
+        total_bytes=3 << 20,
+        pinned=False,
+        busy=0,
+        hits=5,
+        created_age_seconds=90.0,
+        used_age_seconds=2.5,
+        parent_slot=parent,
+        children=0,
+    )
+    return replace(row, **changes)
+
+
+STATS = Stats(
+    epoch="e1",
+    phase="ready",
+    model="tiny",
+    uptime_seconds=7200.0,
+    slots={"FREE": 9, "READY": 3},
+    snapshots=3,
+    snapshot_bytes=5 << 20,
+    kv_blocks_total=100,
+    kv_blocks_free=40,
+    kv_bytes_total=1 << 30,
+    kv_bytes_used=600 << 20,
+    lookups={"hit/none": 4, "partial/evicted": 1, "miss/cold": 2, "miss/diverged": 0},
+    cache_tokens={"computed": 300, "device": 700},
+    commits=6,
+    aborts={},
+    evictions={"space": 1},
+    stale_drops={"tokens": 0},
+    requests_running=1,
+    requests_waiting=0,
+    requests={"finished": 5},
+)
+EXPLANATION = Explanation(
+    request_id="r1",
+    age_seconds=3.0,
+    outcome="miss",
+    reason="diverged",
+    depth=0,
+    prompt_tokens=900,
+    boundaries=4,
+    slot=None,
+    deepest_known=600,
+    diverged_message=2,
+    diverged_token=640,
+    committed=[640, 880],
+    state="finished",
+    completion_tokens=12,
+    queue_seconds=0.001,
+    prefill_seconds=0.25,
+    decode_seconds=0.5,
+)
+
+
+class FakeWorker:
+    """Slots 1 to 3 in a fork, of which 3 is busy, and as many more as a test adds."""
+
+    def __init__(self, run_dir):
+        prepare_run_dir(run_dir)
+        self.asked = []
+        self.slots = {1: slot_info(1, tokens=100), 2: slot_info(2, 1, 200), 3: slot_info(3, 1, 300, busy=1)}
+        self.page = 2
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.bind(socket_address(run_dir, CONTROL_SOCKET))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+        self._context.destroy()
+
+    def _serve(self):
+        while not self._over.is_set():
+            if self._socket.poll(10):
+                sender, *frames = self._socket.recv_multipart()
+                command = decode(frames)
+                self.asked.append((command.verb, command.args))
+                try:
+                    reply = Reply("e1", command.command_id, getattr(self, command.verb)(**command.args))
+                except KeyError as error:
+                    reply = Reply("e1", command.command_id, error=f"no such slot or request: {error}")
+                self._socket.send_multipart([sender, *encode(reply)])
+
+    def stats(self):
+        return STATS
+
+    def list(self, cursor, limit):
+        rows = [row for slot, row in sorted(self.slots.items()) if slot >= cursor]
+        following = rows[self.page].slot if len(rows) > self.page else None
+        return {"slots": rows[: self.page], "next_cursor": following, "total": len(self.slots)}
+
+    def show(self, slot):
+        return self.slots[slot]
+
+    def explain(self, request_id):
+        return {"r1": EXPLANATION}[request_id]
+
+    def evict(self, slots, dry_run):
+        rows = [self.slots[slot] for slot in slots]
+        gone = [row.slot for row in rows if not row.busy]
+        return Removed(gone, [row.slot for row in rows if row.busy], len(gone) << 20, dry_run)
+
+    def flush(self, dry_run):
+        return self.evict(list(self.slots), dry_run)
+
+    def pin(self, slot):
+        return replace(self.slots[slot], pinned=True)
+
+    def unpin(self, slot):
+        return self.slots[slot]
+
+
+@pytest.fixture
+def worker(tmp_path):
+    worker = FakeWorker(tmp_path)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def cachectl(worker, tmp_path, capsys):
+    """Run cachectl against the worker: exit code, what it printed, what it complained about."""
+
+    def run(*argv):
+        code = main(["--run-dir", str(tmp_path), *argv])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_stats_shows_what_is_held(cachectl):
+    code, out, _ = cachectl("stats")
+    assert code == DONE
+    assert "600MiB of 1GiB used" in out
+    assert "hit/none 4, partial/evicted 1, miss/cold 2\n" in out
+
+
+def test_list_pages_through_the_cursor_and_aligns(cachectl, worker):
+    worker.slots |= {slot: slot_info(slot, tokens=slot) for slot in range(10, 17)}
+    code, out, _ = cachectl("list")
+    assert code == DONE
+    header, *rows = out.splitlines()
+    assert [int(row.split()[0]) for row in rows] == [1, 2, 3, *range(10, 17)]
+    end = header.index("TOKENS") + len("TOKENS")
+    assert all(row[end - 1].isdigit() and row[end] == " " for row in rows)
+    assert [args["cursor"] for verb, args in worker.asked] == [0, 3, 11, 13, 15]
+
+
+def test_list_of_nothing(cachectl, worker):
+    worker.slots.clear()
+    assert cachectl("list")[0] == DONE
+    assert json.loads(cachectl("--json", "list")[1]) == []
+
+
+def test_show_one_slot(cachectl):
+    code, out, _ = cachectl("show", "2")
+    assert code == DONE
+    assert "1MiB (freed if this snapshot alone goes)" in out
+    assert "1.5m ago" in out
+
+
+def test_tree_indents_at_forks_only(cachectl, worker):
+    worker.slots |= {4: slot_info(4, 2, 400), 5: slot_info(5, 4, 500), 6: slot_info(6, 99)}
+    lines = cachectl("tree")[1].splitlines()[1:]
+    assert [line.split("00")[0].rstrip() for line in lines] == [
+        "slot 1",
+        "  slot 2",
+        "  slot 4",
+        "  slot 5",
+        "  slot 3",
+        "slot 6",
+    ]
+
+
+def test_a_tree_as_deep_as_a_long_conversation(cachectl, worker):
+    worker.page = 500
+    worker.slots = {slot: slot_info(slot, slot - 1 or None, slot) for slot in range(1, 2001)}
+    rows = json.loads(cachectl("--json", "tree")[1])
+    assert [(row["slot"], row["depth"]) for row in rows] == [(slot, 0) for slot in range(1, 2001)]
+
+
+def test_explain_says_where_it_diverged(cachectl):
+    code, out, _ = cachectl("explain", "r1")
+    assert code == DONE
+    assert "miss (diverged)" in out
+    assert "message 2, token 640" in out
+    assert "250.0 ms" in out
+
+
+def test_evict_prints_what_went_and_what_came_back(cachectl):
+    assert cachectl("evict", "1", "2") == (DONE, "evicted 1, 2: 2MiB back\n", "")
+
+
+def test_evict_of_a_busy_slot_is_refused_by_name(cachectl):
+    code, out, _ = cachectl("evict", "1", "3")
+    assert code == REFUSED
+    assert out.splitlines() == ["evicted 1: 1MiB back", "busy or pinned, left alone: 3"]
+
+
+def test_a_dry_run_is_passed_on_and_said(cachectl, worker):
+    code, out, _ = cachectl("evict", "--dry-run", "1")
+    assert (code, out) == (DONE, "would evict 1: 1MiB back\n")
+    assert worker.asked == [("evict", {"slots": [1], "dry_run": True})]
+    assert cachectl("flush", "--dry-run")[1].startswith("would flush 2, busy 1")
+
+
+def test_flush_counts_and_is_done_although_some_are_busy(cachectl):
+    assert cachectl("flush") == (DONE, "flushed 2, busy 1: 2MiB back\n", "")
+
+
+def test_pin_and_unpin(cachectl, worker):
+    assert cachectl("pin", "1")[:2] == (DONE, "pinned slot 1 (100 tokens)\n")
+    assert cachectl("unpin", "1")[:2] == (DONE, "unpinned slot 1 (100 tokens)\n")
+    assert [verb for verb, _ in worker.asked] == ["pin", "unpin"]
+
+
+@pytest.mark.parametrize("argv", [("show", "77"), ("explain", "r9"), ("evict", "77"), ("pin", "77")])
+def test_an_unknown_slot_or_request_is_refused(cachectl, argv):
+    code, out, err = cachectl(*argv)
+    assert (code, out) == (REFUSED, "")
+    assert err.startswith("cachectl: no such")
+
+
+@pytest.mark.parametrize("argv", [("--json", "stats"), ("stats", "--json")])
+def test_json_is_what_the_worker_said(cachectl, argv):
+    assert json.loads(cachectl(*argv)[1])["kv_blocks_free"] == 40
+
+
+@pytest.mark.parametrize(
+    "argv", [(), ("nonsense",), ("show",), ("show", "x"), ("evict",), ("--timeout", "0", "stats")]
+)
+def test_wrong_usage(argv, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(argv))
+    assert stopped.value.code == USAGE
+    assert "cachectl" in capsys.readouterr().err
+
+
+def test_a_run_dir_that_is_too_long_is_wrong_usage(capsys):
+    assert main(["--run-dir", "/" + "x" * 120, "stats"]) == USAGE
+    assert "run_dir" in capsys.readouterr().err
+
+
+def test_no_worker_is_3(tmp_path, capsys):
+    assert main(["--run-dir", str(tmp_path), "stats"]) == UNREACHABLE
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_worker_of_another_version_is_3(cachectl, worker):
+    worker.stats = lambda: {"phase": "ready"}
+    code, _, err = cachectl("stats")
+    assert code == UNREACHABLE
+    assert "another version" in err
+
+
+def test_the_run_dir_comes_from_the_environment(worker, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PREFIXD_RUN_DIR", str(tmp_path))
+    assert main(["stats"]) == DONE
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_watch_prints_lines_until_interrupted(worker, tmp_path, monkeypatch, capsys):
+    turns = iter([None, None, KeyboardInterrupt()])
+
+    def sleep(seconds):
+        if (stop := next(turns)) is not None:
+            raise stop
+
+    monkeypatch.setattr(commands.time, "sleep", sleep)
+    assert main(["--run-dir", str(tmp_path), "watch"]) == DONE
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[0] == "snapshots"
+    assert [line.split()[:2] for line in lines] == [["3", "5MiB"]] * 3
+    assert all(len(line) == len(header) for line in lines)
+
+
+def test_it_starts_without_the_heavy_libraries():
+    program = (
+        "import sys, cachectl.main; print([name for name in ('torch', 'aiohttp', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(worker, tmp_path):
+    worker.page = 5000
+    worker.slots = {slot: slot_info(slot) for slot in range(1, 5000)}
+    command = [sys.executable, "-m", "cachectl.main", "--run-dir", str(tmp_path), "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert "SLOT" in running.stdout.readline()
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait() == DONE
