@@ -1,0 +1,200 @@
+"""Puts a worker together: device, model, row counts, KV memory, scheduler and engine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from protocol.errors import SettingsError
+from protocol.messages import ModelInfo
+from protocol.sizes import format_size
+from worker.block_pool import BlockPool
+from worker.config import WorkerSettings
+from worker.control import Control
+from worker.engine import Engine
+from worker.fingerprint import fingerprint
+from worker.io import WorkerSockets
+from worker.journal import Journal
+from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
+from worker.memory import pool_blocks
+from worker.metrics import StateCollector, WorkerMetrics
+from worker.model_config import ModelConfig, load_config
+from worker.model_runner import ModelRunner
+from worker.models.llama import LlamaModel
+from worker.row_check import check_rows
+from worker.scheduler import Scheduler
+from worker.snapshots import SnapshotStore
+from worker.weights import iter_weights, weight_names
+
+log = logging.getLogger(__name__)
+
+
+def build(
+    settings: WorkerSettings,
+    path: Path,
+    sockets: WorkerSockets,
+    epoch: str,
+    loading: Callable[[str], None],
+) -> tuple[Engine, ModelInfo]:
+    """Load everything. `loading` is told what is under way."""
+    started = time.monotonic()
+    device = _device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.set_grad_enabled(False)
+    config = load_config(path)
+    dtype = _dtype(settings.dtype, device)
+    max_model_len = _context(settings.max_model_len, config)
+    loading(f"loading weights of {path.name}")
+    weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
+    model = LlamaModel(config, weights, dtype, device, max_model_len)
+    log.info(
+        "%s: %d layers on %s, weights %s as %s, %.1f s",
+        config.architecture,
+        config.num_layers,
+        device,
+        format_size(model.weight_bytes),
+        settings.dtype if settings.dtype != "auto" else str(dtype).removeprefix("torch."),
+        time.monotonic() - started,
+    )
+    loading("checking that rows do not depend on each other")
+    kv_dtype = model.dtype
+    row_counts = check_rows(model, kv_dtype, max_model_len, settings.deterministic)
+    size = block_bytes(config, kv_dtype)
+    blocks = pool_blocks(settings.kv_memory, size, device, max_model_len)
+    cache = KVCache(config, blocks, kv_dtype, device)
+    pool = BlockPool(blocks, BLOCK_TOKENS)
+    store = SnapshotStore(settings.slots, pool, size)
+    metrics, journal = WorkerMetrics(), Journal()
+    runner = ModelRunner(model, cache, row_counts)
+    scheduler = Scheduler(
+        epoch=epoch,
+        store=store,
+        pool=pool,
+        metrics=metrics,
+        journal=journal,
+        emit=sockets.send,
+        max_model_len=max_model_len,
+        vocab_size=config.vocab_size,
+        max_prefill_rows=runner.max_prefill_rows,
+        max_running=min(settings.max_running, runner.max_decode_rows),
+        max_waiting=settings.max_waiting,
+        caching=settings.slots > 0,
+    )
+    info = ModelInfo(
+        fingerprint=_bind(fingerprint(path), str(kv_dtype)),
+        architecture=config.architecture,
+        dtype=settings.dtype if settings.dtype != "auto" else str(dtype).removeprefix("torch."),
+        device=str(device),
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        weight_bytes=model.weight_bytes,
+        kv_bytes_per_token=size // BLOCK_TOKENS,
+        kv_memory_bytes=blocks * size,
+        slots=settings.slots,
+        deterministic=row_counts.batch_invariant,
+    )
+    _register(metrics, store, pool, scheduler, sockets, size)
+    control = Control(
+        model=info,
+        model_name=settings.model,
+        block_bytes=size,
+        scheduler=scheduler,
+        store=store,
+        pool=pool,
+        metrics=metrics,
+        journal=journal,
+    )
+    log.info("built in %.1f s", time.monotonic() - started)
+    return Engine(sockets, scheduler, store, runner, control, metrics), info
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device: cuda was asked for, but torch finds no CUDA device")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _context(asked: int | None, config: ModelConfig) -> int:
+    """The longest sequence served: what was asked for, within what the model can do."""
+    limit = config.max_position_embeddings
+    if config.sliding_window is not None:
+        limit = min(limit, config.sliding_window)
+    if asked is not None and asked > limit:
+        raise SettingsError(f"max_model_len: {asked} is more than this model's {limit}")
+    return asked or limit
+
+
+def _bind(weights: str, kv_dtype: str) -> str:
+    """The root of all digests: a state is of these weights and this type, or it is another one."""
+    return hashlib.blake2b(f"{weights}:{kv_dtype}".encode(), digest_size=16).hexdigest()
+
+
+def _shown(
+    weights: Iterator[tuple[str, Tensor]], count: int, loading: Callable[[str], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, with a bar on a terminal and the share done in the heartbeat."""
+    told = 0
+    bar = tqdm(weights, total=count, desc="weights", unit="tensor", disable=not sys.stderr.isatty())
+    for number, item in enumerate(bar, start=1):
+        share = number * 10 // count
+        if share > told:
+            told = share
+            loading(f"loading weights, {share * 10}%")
+        yield item
+
+
+def _register(
+    metrics: WorkerMetrics,
+    store: SnapshotStore,
+    pool: BlockPool,
+    scheduler: Scheduler,
+    sockets: WorkerSockets,
+    size: int,
+) -> None:
+    """Everything whose truth lies elsewhere and is read when scraped."""
+
+    def gauges() -> dict[str, tuple[str, str, dict[str, float]]]:
+        return {
+            "prefixd_slots": ("Slots by state", "state", dict(store.slot_states())),
+            "prefixd_snapshots": ("Snapshots held", "", {"": store.snapshot_count}),
+            "prefixd_snapshot_bytes": (
+                "Bytes of distinct KV blocks that snapshots hold",
+                "tier",
+                {"device": store.snapshot_bytes, "host": 0, "disk": 0},
+            ),
+            "prefixd_kv_bytes": (
+                "Bytes of the KV pool",
+                "state",
+                {"used": pool.used_count * size, "free": pool.free_count * size},
+            ),
+            "prefixd_requests_running": ("Requests in prefill or decode", "", {"": scheduler.running_count}),
+            "prefixd_requests_waiting": ("Requests queued", "", {"": len(scheduler.waiting)}),
+        }
+
+    def counters() -> dict[str, tuple[str, str, dict[str, float]]]:
+        return {
+            "prefixd_snapshot_commits": ("Snapshots published", "", {"": store.commits}),
+            "prefixd_snapshot_aborts": ("Reservations given back unpublished", "cause", dict(store.aborts)),
+            "prefixd_snapshot_evictions": ("Snapshots removed", "cause", dict(store.evictions)),
+            "prefixd_stale_drops": ("Entries found and then refused", "cause", dict(store.stale_drops)),
+            "prefixd_dropped_frames": ("Messages dropped as not well-formed", "", {"": sockets.bad_frames}),
+        }
+
+    metrics.registry.register(StateCollector(gauges, counters))

@@ -1,0 +1,126 @@
+"""Answers to the operator's verbs (`protocol/control.py`), given between steps. Reading never touches recency."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from protocol.control import Stats
+from protocol.messages import Command, ModelInfo, Reply
+from worker.block_pool import BlockPool
+from worker.journal import Journal
+from worker.metrics import WorkerMetrics
+from worker.scheduler import Scheduler
+from worker.snapshots import SnapshotStore, UnknownSlot
+
+_PAGE = 100
+
+
+class Refused(Exception):
+    """A command that cannot be carried out; the text goes to the operator."""
+
+
+class Control:
+    """Carries out control commands on the engine's thread."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelInfo,
+        model_name: str,
+        block_bytes: int,
+        scheduler: Scheduler,
+        store: SnapshotStore,
+        pool: BlockPool,
+        metrics: WorkerMetrics,
+        journal: Journal,
+    ) -> None:
+        self._model = model
+        self._model_name = model_name
+        self._block_bytes = block_bytes
+        self._scheduler = scheduler
+        self._store = store
+        self._pool = pool
+        self._metrics = metrics
+        self._journal = journal
+        self._started = time.monotonic()
+
+    def answer(self, command: Command) -> Reply:
+        epoch = self._scheduler.epoch
+        try:
+            return Reply(epoch, command.command_id, self._data(command.verb, command.args))
+        except (Refused, UnknownSlot) as error:
+            return Reply(epoch, command.command_id, error=str(error))
+
+    def _data(self, verb: str, args: dict[str, Any]) -> object:
+        store = self._store
+        match verb:
+            case "metrics":
+                return {"text": self._metrics.exposition()}
+            case "stats":
+                return asdict(self._stats())
+            case "list":
+                cursor, limit = _integer(args, "cursor", 0), _integer(args, "limit", _PAGE)
+                slots, following, total = store.list_slots(cursor, limit)
+                return {"slots": [asdict(slot) for slot in slots], "next_cursor": following, "total": total}
+            case "show":
+                return asdict(store.slot_info(_integer(args, "slot")))
+            case "tree":
+                return {"roots": [asdict(root) for root in store.tree()]}
+            case "explain":
+                request_id = args.get("request_id")
+                if not isinstance(request_id, str):
+                    raise Refused("request_id: must be a string")
+                explanation = self._journal.explain(request_id)
+                if explanation is None:
+                    raise Refused(f"request {request_id} is unknown or too long ago")
+                return asdict(explanation)
+            case "evict":
+                asked = args.get("slots")
+                if not isinstance(asked, list) or not all(type(slot) is int for slot in asked):
+                    raise Refused("slots: must be a list of integers")
+                return asdict(store.evict(asked, dry_run=bool(args.get("dry_run", False))))
+            case "flush":
+                return asdict(store.flush(dry_run=bool(args.get("dry_run", False))))
+            case "pin":
+                store.pin(_integer(args, "slot"))
+                return asdict(store.slot_info(_integer(args, "slot")))
+            case "unpin":
+                store.unpin(_integer(args, "slot"))
+                return asdict(store.slot_info(_integer(args, "slot")))
+            case _:
+                raise Refused(f"unknown verb {verb}")
+
+    def _stats(self) -> Stats:
+        store, pool, metrics = self._store, self._pool, self._metrics
+        states = store.slot_states()
+        return Stats(
+            epoch=self._scheduler.epoch,
+            phase="ready",
+            model=self._model_name,
+            uptime_seconds=time.monotonic() - self._started,
+            slots=states,
+            snapshots=store.snapshot_count,
+            snapshot_bytes=store.snapshot_bytes,
+            kv_blocks_total=pool.total_count,
+            kv_blocks_free=pool.free_count,
+            kv_bytes_total=pool.total_count * self._block_bytes,
+            kv_bytes_used=pool.used_count * self._block_bytes,
+            lookups=metrics.values(metrics.lookups, "outcome", "reason"),
+            cache_tokens=metrics.values(metrics.cache_tokens, "source"),
+            commits=store.commits,
+            aborts=dict(store.aborts),
+            evictions=dict(store.evictions),
+            stale_drops=dict(store.stale_drops),
+            requests_running=self._scheduler.running_count,
+            requests_waiting=len(self._scheduler.waiting),
+            requests=metrics.values(metrics.requests, "result"),
+        )
+
+
+def _integer(args: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = args.get(name, default)
+    if type(value) is not int or value < 0:
+        raise Refused(f"{name}: must be an integer of at least 0")
+    return value

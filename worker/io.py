@@ -1,0 +1,202 @@
+"""The sockets of the worker, on a thread of their own: heartbeats go out while a model loads or a step runs.
+
+Everything for the engine goes through one queue, everything from it through one inproc socket, so that neither
+thread ever touches what the other owns. High-water marks are off: a message is delivered or the process is gone.
+What bounds memory instead is the number of open requests, each with a bounded answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import zmq
+
+from protocol.codec import decode, encode
+from protocol.errors import ProtocolError
+from protocol.messages import Cancel, Command, Generate, Heartbeat, Hello, Message, Reply
+from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.5
+GATEWAY_SILENCE_SECONDS = 10.0  # a gateway not heard of for so long is gone
+_OUTBOX = "inproc://outbox"
+_WORK, _CONTROL = b"w", b"c"
+
+
+@dataclass(frozen=True, slots=True)
+class FromGateway:
+    """A request or a cancellation, with the socket identity to answer to."""
+
+    sender: bytes
+    message: Generate | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class FromOperator:
+    """A control command, with the socket identity to answer to."""
+
+    sender: bytes
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """A gateway has gone silent."""
+
+    sender: bytes
+
+
+Inbound = FromGateway | FromOperator | GatewayLost | None  # None only wakes the engine
+
+
+class WorkerSockets(threading.Thread):
+    """Binds both sockets and moves messages until `stop`. `heartbeat` is called on this thread."""
+
+    def __init__(self, run_dir: Path, epoch: str, heartbeat: Callable[[], Heartbeat]) -> None:
+        super().__init__(name="sockets", daemon=True)
+        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self.bad_frames = 0
+        self.accepting = False  # while a model loads, commands that need the engine are refused
+        self._epoch = epoch
+        self._heartbeat = heartbeat
+        self._stopped = threading.Event()
+        self._paths = [run_dir / WORK_SOCKET, run_dir / CONTROL_SOCKET]
+        self._context = zmq.Context()
+        self._work = self._bind(socket_address(run_dir, WORK_SOCKET))
+        self._control = self._bind(socket_address(run_dir, CONTROL_SOCKET))
+        self._outbox_in = self._context.socket(zmq.PULL)
+        self._outbox_in.set_hwm(0)
+        self._outbox_in.bind(_OUTBOX)
+        self._outbox_out = self._context.socket(zmq.PUSH)
+        self._outbox_out.set_hwm(0)
+        self._outbox_out.connect(_OUTBOX)
+        self._gateways: dict[bytes, float] = {}  # identity -> last heard of
+
+    def _bind(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 500)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.bind(address)
+        return socket
+
+    # Called by the engine thread
+
+    def send(self, sender: bytes, message: Message) -> None:
+        """Send to a gateway."""
+        self._outbox_out.send_multipart([_WORK, sender, *encode(message)])
+
+    def answer(self, sender: bytes, reply: Reply) -> None:
+        """Answer a control command."""
+        self._outbox_out.send_multipart([_CONTROL, sender, *encode(reply)])
+
+    def stop(self) -> None:
+        """Send what is queued, close everything and remove the socket files. Called once, by the engine thread."""
+        self._stopped.set()
+        self._outbox_out.send_multipart([b"", b""])
+        self.join(timeout=5)
+        self._outbox_out.close()
+        self._context.term()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    # The thread
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._work, self._control, self._outbox_in):
+            poller.register(socket, zmq.POLLIN)
+        next_beat = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_SECONDS
+                self._beat(now)
+            ready = dict(poller.poll(int(max(next_beat - now, 0) * 1000) + 1))
+            if self._outbox_in in ready:
+                self._drain_outbox()
+            if self._work in ready:
+                self._receive(self._work, self._take_work)
+            if self._control in ready:
+                self._receive(self._control, self._take_command)
+            if self._stopped.is_set() and self._outbox_in not in ready:
+                break
+        for socket in (self._work, self._control, self._outbox_in):
+            socket.close()
+
+    def _drain_outbox(self) -> None:
+        while True:
+            try:
+                kind, sender, *frames = self._outbox_in.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if kind:
+                self._deliver(self._work if kind == _WORK else self._control, sender, frames)
+
+    def _deliver(self, socket: zmq.Socket[bytes], sender: bytes, frames: list[bytes]) -> None:
+        try:
+            socket.send_multipart([sender, *frames])
+        except zmq.ZMQError as error:
+            # Only an identity that has disconnected: its requests are cancelled, nothing else is lost.
+            log.debug("peer %s is unreachable: %s", sender.hex(), error)
+            if socket is self._work:
+                self._lose(sender)
+
+    def _receive(self, socket: zmq.Socket[bytes], take: Callable[[bytes, Message], None]) -> None:
+        for _ in range(100):  # then the other sockets have their turn
+            try:
+                sender, *frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                take(sender, decode(frames))
+            except ProtocolError as error:
+                self.bad_frames += 1
+                log.warning("dropped a message: %s", error)
+
+    def _take_work(self, sender: bytes, message: Message) -> None:
+        match message:
+            case Hello():
+                new = sender not in self._gateways
+                self._gateways[sender] = time.monotonic()
+                if new:
+                    self._deliver(self._work, sender, encode(self._heartbeat()))
+            case Generate() | Cancel():
+                self._gateways[sender] = time.monotonic()
+                self.inbox.put(FromGateway(sender, message))
+            case _:
+                raise ProtocolError(f"a worker takes no {type(message).__name__} on its work socket")
+
+    def _take_command(self, sender: bytes, message: Message) -> None:
+        if not isinstance(message, Command):
+            raise ProtocolError(f"a worker takes no {type(message).__name__} on its control socket")
+        if message.verb == "health":
+            reply = Reply(self._epoch, message.command_id, asdict(self._heartbeat()))
+            self._deliver(self._control, sender, encode(reply))
+        elif not self.accepting:
+            beat = self._heartbeat()
+            error = f"worker is {beat.phase}: {beat.detail}" if beat.detail else f"worker is {beat.phase}"
+            self._deliver(self._control, sender, encode(Reply(self._epoch, message.command_id, error=error)))
+        else:
+            self.inbox.put(FromOperator(sender, message))
+
+    def _beat(self, now: float) -> None:
+        for sender, heard in list(self._gateways.items()):
+            if now - heard > GATEWAY_SILENCE_SECONDS:
+                self._lose(sender)
+        if self._gateways:
+            frames = encode(self._heartbeat())
+            for sender in list(self._gateways):
+                self._deliver(self._work, sender, frames)
+
+    def _lose(self, sender: bytes) -> None:
+        if self._gateways.pop(sender, None) is not None:
+            self.inbox.put(GatewayLost(sender))

@@ -1,0 +1,92 @@
+"""What became of the last requests: the answers of `cachectl explain` and one log line each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from protocol.control import Explanation
+from worker.sequences import Request
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_REQUESTS = 10_000
+
+
+class Journal:
+    """Open requests by id, and explanations of the last ended ones. No tokens are kept."""
+
+    def __init__(self, limit: int = REMEMBERED_REQUESTS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._open: dict[str, Request] = {}
+        self._ended: OrderedDict[str, tuple[float, Explanation]] = OrderedDict()
+
+    def add(self, request: Request) -> None:
+        self._open[request.request_id] = request
+
+    def log_end(self, request: Request, cause: str) -> None:
+        """Remember an ended request and write its line."""
+        if self._open.get(request.request_id) is request:
+            del self._open[request.request_id]
+        explanation = self._explain(request)
+        self._ended.pop(request.request_id, None)
+        self._ended[request.request_id] = (request.arrived, explanation)
+        while len(self._ended) > self._limit:
+            self._ended.popitem(last=False)
+        diverged = ""
+        if explanation.diverged_token is not None:
+            diverged = (
+                f" diverged_message={explanation.diverged_message} diverged_token={explanation.diverged_token}"
+            )
+        log.info(
+            "request=%s state=%s%s outcome=%s reason=%s depth=%d prompt_tokens=%d completion_tokens=%d "
+            "committed=%s queue_s=%.3f prefill_s=%.3f decode_s=%.3f%s",
+            explanation.request_id,
+            explanation.state,
+            f" cause={cause}" if cause else "",
+            explanation.outcome,
+            explanation.reason,
+            explanation.depth,
+            explanation.prompt_tokens,
+            explanation.completion_tokens,
+            ",".join(map(str, explanation.committed)) or "-",
+            explanation.queue_seconds,
+            explanation.prefill_seconds,
+            explanation.decode_seconds,
+            diverged,
+        )
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """The record of one request, open or ended; None if it is not among the last ones."""
+        request = self._open.get(request_id)
+        if request is not None:
+            return self._explain(request)
+        ended = self._ended.get(request_id)
+        return replace(ended[1], age_seconds=self._clock() - ended[0]) if ended else None
+
+    def _explain(self, request: Request) -> Explanation:
+        now = self._clock()
+        queue, prefill, decode = request.seconds(now)
+        return Explanation(
+            request_id=request.request_id,
+            age_seconds=now - request.arrived,
+            outcome=request.outcome,
+            reason=request.reason,
+            depth=request.depth,
+            prompt_tokens=request.total,
+            boundaries=len(request.message.boundaries),
+            slot=request.slot,
+            deepest_known=request.deepest_known,
+            diverged_message=request.diverged_message,
+            diverged_token=request.diverged_token,
+            committed=list(request.committed),
+            state=request.state,
+            completion_tokens=request.generated,
+            queue_seconds=queue,
+            prefill_seconds=prefill,
+            decode_seconds=decode,
+        )

@@ -1,0 +1,79 @@
+"""The tensors of the paged KV pool. Which block belongs to whom is `block_pool.py`'s business.
+
+One tensor [layers, 2, kv_heads, blocks, block_tokens, head_dim]: within a layer the blocks of one head lie side by
+side, so a run of consecutive block ids is read in place and any other list is gathered in one call. Block 0 stays
+zero: it pads block lists up to the key length that attention wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from worker.model_config import ModelConfig
+
+BLOCK_TOKENS = 32
+
+
+def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return config.num_layers * 2 * config.num_kv_heads * BLOCK_TOKENS * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Physical KV memory of `num_blocks` blocks. Zeroed at the start, as a masked 0 times NaN would be NaN."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: int | None = None,
+    ) -> None:
+        shape = (layers or config.num_layers, 2, config.num_kv_heads, num_blocks, BLOCK_TOKENS, config.head_dim)
+        self.memory = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_blocks = num_blocks
+        # Per layer: keys and values by token row [2, kv_heads, blocks * block_tokens, head_dim].
+        self._rows = list(self.memory.flatten(3, 4).unbind(0))
+
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k and v [tokens, kv_heads, head_dim] at token rows (block * block_tokens + offset) [tokens]."""
+        keys, values = self._rows[layer].unbind(0)
+        keys.index_copy_(1, rows, k.transpose(0, 1).to(keys.dtype))
+        values.index_copy_(1, rows, v.transpose(0, 1).to(values.dtype))
+
+    def read(self, layer: int, blocks: BlockRun | Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [kv_heads, tokens, head_dim], of a block list. A run is a view: do not write."""
+        if isinstance(blocks, BlockRun):
+            keys, values = self._rows[layer].unbind(0)
+            span = slice(blocks.first * BLOCK_TOKENS, (blocks.first + blocks.count) * BLOCK_TOKENS)
+            return keys[:, span], values[:, span]
+        pair = self.memory[layer]
+        return pair[0].index_select(1, blocks).flatten(1, 2), pair[1].index_select(1, blocks).flatten(1, 2)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block over all layers: what copy-on-write does before a shared block is written."""
+        self.memory[:, :, :, target].copy_(self.memory[:, :, :, source])
+
+    def save(self, blocks: Sequence[int]) -> Tensor:
+        """A host copy of blocks, for a sequence that is swapped out."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.memory.device)
+        return self.memory.index_select(3, index).cpu()
+
+    def load(self, blocks: Sequence[int], saved: Tensor) -> None:
+        """Put what `save` returned back into (other) blocks."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.memory.device)
+        self.memory.index_copy_(3, index, saved.to(self.memory.device))
+
+
+class BlockRun:
+    """Consecutive block ids, readable in place."""
+
+    __slots__ = ("count", "first")
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first = first
+        self.count = count

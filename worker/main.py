@@ -1,0 +1,112 @@
+"""Start and stop of the worker process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from protocol.errors import SettingsError
+from protocol.messages import Heartbeat, ModelInfo, Phase
+from protocol.model_path import resolve_model
+from protocol.rundir import lock_run_dir, prepare_run_dir
+from protocol.settings import load_settings
+from worker.config import WorkerSettings
+from worker.io import WorkerSockets
+
+if TYPE_CHECKING:
+    from worker.engine import Engine
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+# Spinning thread pools collapse when cores are shared with the gateway: wait briefly, then sleep. Read at import.
+_THREAD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+class Worker:
+    """The phase the process is in, for heartbeats, and what has been built so far."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.epoch = secrets.token_hex(8)
+        self.phase: Phase = "starting"
+        self.detail = ""
+        self.model: ModelInfo | None = None
+        self.engine: Engine | None = None
+        self.sockets = WorkerSockets(settings.run_dir, self.epoch, self.heartbeat)
+
+    def heartbeat(self) -> Heartbeat:
+        """Read on the socket thread; every field is one reference or number."""
+        engine = self.engine
+        return Heartbeat(
+            epoch=self.epoch,
+            phase=self.phase,
+            detail=self.detail,
+            loop_age_seconds=engine.loop_age() if engine else 0.0,
+            requests_running=engine.running_count if engine else 0,
+            requests_waiting=engine.waiting_count if engine else 0,
+            model=self.model,
+        )
+
+    def loading(self, detail: str) -> None:
+        self.phase, self.detail = "loading", detail
+        log.info("%s", detail)
+
+    def ready(self, engine: Engine, model: ModelInfo) -> None:
+        self.engine, self.model = engine, model
+        self.phase, self.detail = "ready", ""
+        self.sockets.accepting = True
+        log.info("ready")
+
+    def request_stop(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.engine is None:
+            raise SystemExit(0)
+        self.phase = "stopping"
+        self.engine.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`prefixd worker`. Returns the exit code: 0 stopped, 1 failed, 2 wrong settings."""
+    for name, value in _THREAD_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    settings = load_settings(
+        WorkerSettings,
+        sys.argv[1:] if argv is None else argv,
+        "prefixd worker",
+        "Run the model and own its KV memory.",
+    )
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s worker %(levelname)s %(message)s")
+    try:
+        path = resolve_model(settings.model)
+        prepare_run_dir(settings.run_dir)
+        lock = lock_run_dir(settings.run_dir, "worker")
+    except SettingsError as error:
+        print(f"prefixd worker: {error}", file=sys.stderr)
+        return 2
+    worker = Worker(settings)
+    worker.sockets.start()
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, worker.request_stop)
+        from worker.build import build  # imports torch: after the sockets can say that the worker is loading
+
+        engine, model = build(settings, path, worker.sockets, worker.epoch, worker.loading)
+        worker.ready(engine, model)
+        engine.run()
+        return 0
+    except SystemExit:
+        return 0
+    except Exception as error:
+        worker.phase, worker.detail = "failed", f"{type(error).__name__}: {error}"
+        log.debug("failed", exc_info=True)
+        print(f"prefixd worker: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        worker.sockets.stop()
+        lock.close()

@@ -1,0 +1,133 @@
+"""Which row counts give a row the same bits, found out on this machine at start (design, Exactness 1 to 3).
+
+A hit is bit-identical to a cold run only if a row's result does not depend on how many rows, or which, were computed
+with it. Libraries do not promise that, so each listed count is compared with the reference count here, over one layer
+of the real weights, the head, and attention at several alignments. A count that fails leaves the list.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.attention import KEY_MULTIPLE, DecodeAttention, PrefillAttention
+from worker.kv_cache import BLOCK_TOKENS, KVCache
+from worker.models.llama import LlamaModel
+
+log = logging.getLogger(__name__)
+
+REFERENCE_ROWS = 64
+LISTED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
+MIN_PREFILL_ROWS = 8  # attention over fewer query rows takes another path
+HEAD_ROWS = 2  # the row that makes the first token goes through the head in this one shape
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """`prefill`: counts proved equal to each other. `decode`: counts that decode may run.
+
+    `batch_invariant` says that decode counts were proved equal too. `key_multiple` is what attention rounds key
+    lengths to; `exact` is false if even the reference configuration failed its check.
+    """
+
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    key_multiple: int
+    batch_invariant: bool
+    exact: bool
+
+
+def check_rows(model: LlamaModel, kv_dtype: torch.dtype, max_positions: int, deterministic: bool) -> RowCounts:
+    """Compare all listed counts on the loaded model. `deterministic` keeps only proved counts for decode."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (max(LISTED_ROWS),), generator=generator).to(model.device)
+    reference = _dense_rows(model, ids[:REFERENCE_ROWS])
+    reference_logits = model.logits(reference)
+    equal, head_equal = [], []
+    for count in LISTED_ROWS:
+        if all(
+            torch.equal(_dense_rows(model, ids[start : start + count])[:shared], reference[start : start + shared])
+            for start in sorted({0, REFERENCE_ROWS // 2, REFERENCE_ROWS - 1})
+            if start + count <= len(ids) and (shared := min(count, REFERENCE_ROWS - start)) > 0
+        ):
+            equal.append(count)
+            rows = min(count, REFERENCE_ROWS)
+            if torch.equal(model.logits(reference[:rows]), reference_logits[:rows]):
+                head_equal.append(count)
+    multiple, exact = _key_multiple(model, kv_dtype, max_positions)
+    prefill = tuple(count for count in equal if count >= MIN_PREFILL_ROWS) or (REFERENCE_ROWS,)
+    invariant = REFERENCE_ROWS in head_equal and 2 in head_equal
+    decode = tuple(head_equal) if deterministic and head_equal else tuple(LISTED_ROWS)
+    result = RowCounts(prefill, decode, multiple, invariant and deterministic, exact)
+    log.info("row check: %s", result)
+    if not exact:
+        log.error("row check failed for attention: hits may differ from cold runs in the last bits")
+    return result
+
+
+def _dense_rows(model: LlamaModel, ids: Tensor) -> Tensor:
+    """Everything in one layer but attention, whose place the queries themselves take."""
+    return model.forward(ids, ids % 7, lambda _layer, q, k, v: q.flatten(1), num_layers=1)
+
+
+def _key_multiple(model: LlamaModel, dtype: torch.dtype, max_positions: int) -> tuple[int, bool]:
+    """The smallest key multiple from `KEY_MULTIPLE` on at which attention rows are equal."""
+    multiple = KEY_MULTIPLE
+    while not _attention_equal(model, dtype, multiple):
+        if multiple >= max_positions:
+            return multiple, False
+        multiple *= 2
+    return multiple, True
+
+
+def _attention_equal(model: LlamaModel, dtype: torch.dtype, multiple: int) -> bool:
+    config = model.config
+    tokens = 2 * multiple
+    blocks = list(range(1, tokens // BLOCK_TOKENS + 1))
+    scattered = blocks[::2] + blocks[1::2]
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device=model.device, dtype=dtype)
+
+    q = random(tokens, config.num_heads, config.head_dim)
+    k = random(tokens, config.num_kv_heads, config.head_dim)
+    v = random(tokens, config.num_kv_heads, config.head_dim)
+    cache = KVCache(config, len(blocks) + 1, dtype, model.device, layers=1)
+    for table in (blocks, scattered):
+        index = torch.tensor(table, device=model.device).repeat_interleave(BLOCK_TOKENS) * BLOCK_TOKENS
+        rows = index + torch.arange(tokens, device=model.device) % BLOCK_TOKENS
+        cache.write(0, rows, k, v)
+        for row in (5, 63, multiple - 1, multiple, multiple + BLOCK_TOKENS + 1):
+            expected = None
+            for count, offset in ((64, 5), (64, 0), (8, 3), (16, 15), (32, 5), (256, 5), (256, 200)):
+                start = row - offset
+                if start < 0 or start + count > tokens:
+                    continue
+                span = slice(start, start + count)
+                attend = PrefillAttention(cache, table, start, count, count, multiple)
+                got = attend(0, q[span], k[span], v[span])[offset]
+                expected = got if expected is None else expected
+                if not torch.equal(got, expected):
+                    return False
+        if not _decode_equal(cache, table, q, k, v, multiple):
+            return False
+    return True
+
+
+def _decode_equal(cache: KVCache, table: list[int], q: Tensor, k: Tensor, v: Tensor, multiple: int) -> bool:
+    """One row alone equals the same row beside others, of its own length and of others."""
+    for row in (5, multiple - 1, multiple + 3):
+        expected = None
+        for lengths in ([row], [row, row], [3, row, multiple + 9], [row] * 5):
+            index = lengths.index(row)
+            attend = DecodeAttention(cache, [table] * len(lengths), lengths, len(lengths), multiple)
+            at = torch.tensor(lengths, device=q.device)
+            got = attend(0, q[at], k[at], v[at])[index]
+            expected = got if expected is None else expected
+            if not torch.equal(got, expected):
+                return False
+    return True

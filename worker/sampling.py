@@ -1,0 +1,102 @@
+"""Choosing the next token from one row of logits.
+
+Every step works on one row alone, in float64 where it could round, so that a choice never depends on which other
+rows were computed beside it. Random draws come from one generator a choice, seeded by the request.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protocol.messages import Sampling, TokenLogprob
+
+_SMALLEST_LOGPROB = -1e30  # stands for minus infinity, which JSON has no word for
+
+
+class Sampler:
+    """The state of one choice: its generator and the tokens that penalties look at."""
+
+    def __init__(self, sampling: Sampling, choice: int, prompt_ids: Sequence[int]) -> None:
+        self.sampling = sampling
+        seed = None if sampling.seed is None else sampling.seed + choice
+        self._random = random.Random(seed)
+        self._counts: Counter[int] = Counter()
+        self._prompt = set(prompt_ids) if sampling.repetition_penalty != 1.0 else set()
+        self._bias = list(sampling.logit_bias.items())
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the choice is the largest logit and nothing else is asked for."""
+        s = self.sampling
+        return s.temperature == 0 and s.logprobs is None and not self._bias and not self._penalised
+
+    @property
+    def _penalised(self) -> bool:
+        s = self.sampling
+        return bool(s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0)
+
+    def choose(self, logits: Tensor) -> tuple[int, TokenLogprob | None]:
+        """The next token for float32 logits [vocab], and its log-probability where asked for."""
+        adjusted = self._adjust(logits) if self._bias or self._penalised else logits
+        token = int(adjusted.argmax()) if self.sampling.temperature == 0 else self._draw(adjusted)
+        logprob = None if self.sampling.logprobs is None else describe(logits, token, self.sampling.logprobs)
+        return token, logprob
+
+    def accept(self, token: int) -> None:
+        """Count a generated token for the penalties."""
+        if self._penalised:
+            self._counts[token] += 1
+
+    def _adjust(self, logits: Tensor) -> Tensor:
+        adjusted = logits.clone()
+        s = self.sampling
+        if s.repetition_penalty != 1.0:
+            seen = torch.tensor(sorted(self._prompt | set(self._counts)), device=logits.device)
+            if len(seen):
+                values = adjusted[seen]
+                adjusted[seen] = torch.where(
+                    values > 0, values / s.repetition_penalty, values * s.repetition_penalty
+                )
+        if self._counts and (s.presence_penalty or s.frequency_penalty):
+            tokens = torch.tensor(list(self._counts), device=logits.device)
+            counts = torch.tensor(list(self._counts.values()), dtype=adjusted.dtype, device=logits.device)
+            adjusted[tokens] -= s.presence_penalty + s.frequency_penalty * counts
+        for token, bias in self._bias:
+            if 0 <= token < len(adjusted):
+                adjusted[token] += bias
+        return adjusted
+
+    def _draw(self, logits: Tensor) -> int:
+        s = self.sampling
+        values = logits.double().cpu()
+        tokens = None
+        if s.top_k > 0 or s.top_p < 1 or s.min_p > 0:
+            values, tokens = values.topk(min(s.top_k, len(values)) if s.top_k > 0 else len(values))  # falling
+        probabilities = torch.softmax(values / s.temperature, dim=0)
+        if s.min_p > 0:
+            probabilities = probabilities[: int((probabilities >= s.min_p * probabilities[0]).sum())]
+        cumulative = probabilities.cumsum(0)
+        if s.top_p < 1:
+            # The smallest set whose mass reaches top_p: everything before the first such point, and that point.
+            cumulative = cumulative[: int((cumulative < s.top_p * cumulative[-1]).sum()) + 1]
+        point = self._random.random() * float(cumulative[-1])
+        index = min(int(torch.searchsorted(cumulative, point, right=True)), len(cumulative) - 1)
+        return index if tokens is None else int(tokens[index])
+
+
+def describe(logits: Tensor, token: int, top: int) -> TokenLogprob:
+    """Log-probabilities of the model itself, before penalties and temperature, from float32 logits [vocab]."""
+    exact = logits.double().cpu()
+    logprobs = exact - torch.logsumexp(exact, dim=0)
+    best = logprobs.topk(min(top, len(logprobs)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprob(
+        token_id=token,
+        logprob=max(float(logprobs[token]), _SMALLEST_LOGPROB),
+        top=tuple((index, max(value, _SMALLEST_LOGPROB)) for index, value in pairs),
+    )

@@ -1,0 +1,46 @@
+"""What the scheduler asks of the engine: one step at a time, carried out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.sequences import Choice, Request
+
+# Blocks to copy (source, target) before the step writes: copy-on-write of partly filled shared blocks.
+Copies = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute prompt tokens [start, end) of one request."""
+
+    request: Request
+    start: int
+    end: int
+    copies: Copies
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Compute the next token of each choice."""
+
+    choices: tuple[Choice, ...]
+    copies: Copies
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy these blocks of a choice to the host before anything else is written: they are free already."""
+
+    choice: Choice
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Put a choice's saved blocks back into its new ones."""
+
+    choice: Choice
+
+
+Step = Prefill | Decode | SwapOut | SwapIn
