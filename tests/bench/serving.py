@@ -1,0 +1,282 @@
+"""Measure OpenAI-compatible servers from the client's side, the same texts for each, and compare them.
+
+    serving.py                                            a prefixd of its own
+    serving.py --base-url http://127.0.0.1:8080           a running server
+    serving.py --peer llama-server=http://127.0.0.1:8301 --start "llama-server=llama-server -m m.gguf --port 8301"
+
+Servers are measured one after the other. One named by --start runs only while it is measured, so that idle
+thread pools of one don't disturb another. All texts carry a salt of this run: nothing is cached beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import aiohttp
+from chat_client import TIMEOUT, Answer, chat, first_model
+from server_process import own_prefixd, running, split_command
+
+HEAD_TOKENS = 2000
+TURN_TOKENS = 150
+REPLY_TOKENS = 32
+CHAT_TURNS = 20
+WINDOWS = 3
+WINDOW_TOKENS = 400  # of a window's own first message
+WINDOW_ROUNDS = 8
+COLD_TOKENS = 2046
+COLD_RUNS = 3
+DECODE_TOKENS = 128
+DECODE_RUNS = 3
+STREAMS = 8
+
+# Common words, most of which are one token to most tokenizers.
+COMMON_WORDS = """
+time year people way day man thing woman life child world school state family student group country problem hand
+part place case week company system program question work number night point home water room mother money story
+fact month lot right study book eye job word business issue side kind head house service friend father power hour
+game line end member law car city name team minute idea body back parent face level office door health person art
+war history party result change morning reason research moment air teacher area
+"""
+WORDS = COMMON_WORDS.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one server did. Times in seconds, rates in tokens a second, None where not measured."""
+
+    start: float | None
+    chat: float
+    windows: float
+    windows_first: float
+    windows_last: float
+    cold: float
+    decode_1: float
+    decode_8: float
+    prompt_tokens: dict[str, int]
+    outcomes: dict[str, float]
+
+
+ROWS = (
+    ("start to ready", "start", "s"),
+    (f"growing chat, median first token of turns 2-{CHAT_TURNS}", "chat", "s"),
+    (f"{WINDOWS} alternating windows, median first token from round 2", "windows", "s"),
+    ("  the same, round 2 only", "windows_first", "s"),
+    ("  the same, last round only", "windows_last", "s"),
+    (f"cold prompt of about {COLD_TOKENS} tokens", "cold", "s"),
+    ("decode, 1 stream", "decode_1", "tok/s"),
+    (f"decode, {STREAMS} streams together", "decode_8", "tok/s"),
+)
+
+
+class Texts:
+    """Texts of about a wanted number of tokens, equal for every server of a run, and new in every run."""
+
+    def __init__(self, salt: str, tokens_per_word: float) -> None:
+        self._salt = salt
+        self._tokens_per_word = tokens_per_word
+
+    def make(self, label: str, tokens: int) -> str:
+        source = random.Random(f"{self._salt} {label}")
+        words = [source.choice(WORDS) for _ in range(max(1, round(tokens / self._tokens_per_word)))]
+        return f"{self._salt} {label}: {' '.join(words)}."
+
+
+class Bench:
+    """All measurements of one server."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, model: str, texts: Texts) -> None:
+        self._session = session
+        self._base_url = base_url
+        self._model = model
+        self._texts = texts
+
+    async def ask(self, messages: list[dict[str, str]], max_tokens: int, **options: object) -> Answer:
+        return await chat(self._session, self._base_url, self._model, messages, max_tokens=max_tokens, **options)
+
+    async def growing_chat(self) -> tuple[float, int]:
+        """Median time to the first token from turn 2 on, and the tokens of the last prompt."""
+        messages = [system(self._texts.make("chat head", HEAD_TOKENS))]
+        firsts = []
+        for turn in range(CHAT_TURNS):
+            messages.append(user(self._texts.make(f"turn {turn}", TURN_TOKENS)))
+            answer = await self.ask(messages, REPLY_TOKENS)
+            messages.append({"role": "assistant", "content": answer.text})
+            firsts.append(answer.first_seconds)
+        return median(firsts[1:]), answer.prompt_tokens
+
+    async def windows(self) -> tuple[list[float], int]:
+        """Median time to the first token in each round, and the tokens of the last prompt."""
+        head = system(self._texts.make("windows head", HEAD_TOKENS))
+        windows = [[head, user(self._texts.make(f"window {w}", WINDOW_TOKENS))] for w in range(WINDOWS)]
+        rounds = []
+        for number in range(WINDOW_ROUNDS):
+            firsts = []
+            for w, messages in enumerate(windows):
+                if number:
+                    messages.append(user(self._texts.make(f"window {w} round {number}", TURN_TOKENS)))
+                answer = await self.ask(messages, REPLY_TOKENS)
+                messages.append({"role": "assistant", "content": answer.text})
+                firsts.append(answer.first_seconds)
+            rounds.append(median(firsts))
+        return rounds, answer.prompt_tokens
+
+    async def cold(self) -> tuple[float, int]:
+        answers = [
+            await self.ask([user(self._texts.make(f"cold {run}", COLD_TOKENS))], 1) for run in range(COLD_RUNS)
+        ]
+        return median(answer.first_seconds for answer in answers), answers[-1].prompt_tokens
+
+    async def decode(self, streams: int) -> float:
+        """Tokens a second of all streams, from the first token of the first to the last of the last."""
+        rates = []
+        for run in range(DECODE_RUNS):
+            questions = [
+                f"Tell me a long story about the {self._texts.make(f'{run} {s}', 8)}" for s in range(streams)
+            ]
+            answers = await asyncio.gather(
+                *(self.ask([user(question)], DECODE_TOKENS, ignore_eos=True) for question in questions)
+            )
+            tokens = sum(answer.completion_tokens - 1 for answer in answers)
+            began = min(answer.first_seconds for answer in answers)
+            rates.append(tokens / (max(answer.last_seconds for answer in answers) - began))
+        return median(rates)
+
+    async def outcomes(self) -> dict[str, float]:
+        """Cache counters of a prefixd that are not zero; none of another server."""
+        async with self._session.get(f"{self._base_url}/metrics") as response:
+            text = await response.text() if response.status == 200 else ""
+        counters = ("prefixd_cache_lookups_total{", "prefixd_stale_drops_total{")
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(counters))
+        return {name: float(value) for name, value in pairs if float(value)}
+
+    async def run(self, start_seconds: float | None) -> Figures:
+        say("  growing chat")
+        growing, chat_tokens = await self.growing_chat()
+        say("  windows")
+        rounds, window_tokens = await self.windows()
+        say("  cold prompts")
+        cold, cold_tokens = await self.cold()
+        say("  decode")
+        return Figures(
+            start=start_seconds,
+            chat=growing,
+            windows=median(rounds[1:]),
+            windows_first=rounds[1],
+            windows_last=rounds[-1],
+            cold=cold,
+            decode_1=await self.decode(1),
+            decode_8=await self.decode(STREAMS),
+            prompt_tokens={
+                "chat, last turn": chat_tokens,
+                "window, last round": window_tokens,
+                "cold": cold_tokens,
+            },
+            outcomes=await self.outcomes(),
+        )
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+async def calibrate(session: aiohttp.ClientSession, base_url: str, model: str, salt: str) -> float:
+    """Tokens a word of our texts, by the server's own count."""
+    texts = Texts(salt, 1.0)
+    short, long = [
+        (await chat(session, base_url, model, [user(texts.make(f"calibration {size}", size))], max_tokens=1))
+        for size in (20, 320)
+    ]
+    return (long.prompt_tokens - short.prompt_tokens) / 300
+
+
+async def measure(base_url: str, model: str | None, salt: str, start_seconds: float | None) -> Figures:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        model = model or await first_model(session, base_url)
+        texts = Texts(salt, await calibrate(session, base_url, model, salt))
+        return await Bench(session, base_url, model, texts).run(start_seconds)
+
+
+async def measure_all(options: argparse.Namespace) -> dict[str, Figures]:
+    salt = secrets.token_hex(4)
+    figures: dict[str, Figures] = {}
+    say(options.name)
+    if options.base_url:
+        figures[options.name] = await measure(options.base_url, options.model, salt, None)
+    else:
+        async with own_prefixd(["--model", options.model] if options.model else []) as (base_url, seconds):
+            figures[options.name] = await measure(base_url, None, salt, seconds)
+    commands = dict(pair.split("=", 1) for pair in options.start)
+    for name, base_url in (pair.split("=", 1) for pair in options.peer):
+        say(name)
+        if name in commands:
+            async with running(split_command(commands[name]), f"{base_url}/health") as seconds:
+                figures[name] = await measure(base_url, None, salt, seconds)
+        else:
+            figures[name] = await measure(base_url, None, salt, None)
+    return figures
+
+
+def render(figures: dict[str, Figures]) -> str:
+    """A Markdown table: one column a server, and one of ratios of the first server to each other."""
+    ours, *peers = figures
+    head = ["work", *figures, *(f"{ours} / {peer}" for peer in peers)]
+    rows = []
+    for title, name, unit in ROWS:
+        values = [getattr(figures[server], name) for server in figures]
+        cells = ["-" if value is None else f"{value:.3g} {unit}" for value in values]
+        ratios = [f"{values[0] / value:.2f}" if value and values[0] else "-" for value in values[1:]]
+        rows.append([title, *cells, *ratios])
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]
+    ]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    table = "\n".join(f"| {line} |" for line in lines)
+    notes = [f"prompt tokens at {ours}: " + ", ".join(f"{k} {v}" for k, v in figures[ours].prompt_tokens.items())]
+    notes += [f"{name} {value:g}" for name, value in figures[ours].outcomes.items()]
+    return "\n".join([table, "", *notes])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", metavar="URL", help="a running server; without it a prefixd is started")
+    parser.add_argument(
+        "--model", metavar="NAME", help="model to ask for, or to serve (default: the server's first)"
+    )
+    parser.add_argument("--name", default="prefixd", help="what to call that server (default: %(default)s)")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=URL", help="another server; repeatable"
+    )
+    parser.add_argument(
+        "--start", action="append", default=[], metavar="NAME=CMD", help="command that runs a peer; repeatable"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
+    options = parser.parse_args(argv)
+    figures = asyncio.run(measure_all(options))
+    print(render(figures))
+    if options.json:
+        options.json.write_text(
+            json.dumps({name: asdict(each) for name, each in figures.items()}, indent=2) + "\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
