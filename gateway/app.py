@@ -1,0 +1,185 @@
+"""The aiohttp application: routes, and the middleware that gives every answer its id and every error its shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import string
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from secrets import token_hex
+
+import orjson
+from aiohttp import ContentTypeError, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
+from aiohttp.web_exceptions import HTTPException
+
+from gateway import openai_api
+from gateway.errors import ErrorAnswer, answer, error_answer
+from gateway.service import ARRIVED, ID_HEADER, REQUEST_ID, Gateway
+from protocol.control_client import CommandRefused, ControlClient
+from protocol.errors import RequestError, ServeError, WorkerUnavailable
+
+_METRICS_SECONDS = 1.0  # how long a scrape waits for the worker
+_ENCODINGS = ("", "identity", "gzip", "deflate")
+_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/@+=")
+_ID_LENGTH = 128
+_DISCONNECTED = 499
+
+_log = logging.getLogger("prefixd.gateway")
+_Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """All routes of one gateway. The caller runs it with `handler_cancellation`, or hang-ups go unnoticed."""
+    routes = _Routes(gateway)
+    app = web.Application(middlewares=[_middleware(gateway)], client_max_size=gateway.settings.max_body_bytes)
+    app.router.add_get("/", routes.root, name="root")
+    app.router.add_get("/health", routes.health, name="health")
+    app.router.add_get("/ready", routes.ready, name="ready")
+    app.router.add_get("/metrics", routes.metrics, name="metrics")
+    app.router.add_get("/v1/models", routes.models)
+    app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
+    app.router.add_post("/v1/chat/completions", routes.api(openai_api.chat_completions), name="chat")
+    app.router.add_post("/v1/completions", routes.api(openai_api.completions), name="completions")
+    return app
+
+
+class _Routes:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def root(self, request: web.Request) -> web.Response:
+        return _json({"name": "prefixd", "models": self._gateway.model_names})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """This process is up; nothing more."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether requests can be served now."""
+        client = self._gateway.client
+        beat = client.heartbeat
+        if self._gateway.stopping:
+            return _json({"phase": "stopping", "detail": "the server is shutting down"}, 503)
+        reason = client.why_not_ready()
+        if reason is None:
+            return _json({"phase": "ready", "detail": ""})
+        return _json({"phase": beat.phase if beat else "unreachable", "detail": reason}, 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """This process's metrics, and the worker's if it answers."""
+        worker = await asyncio.to_thread(self._worker_metrics)
+        body = self._gateway.metrics.exposition() + worker
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json(openai_api.model_list(self._gateway.model_names, self._context()))
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name not in self._gateway.model_names:
+            raise openai_api.unknown_model(name)
+        return _json(openai_api.model_entry(name, self._context()))
+
+    def api(self, serve: _Api) -> Handler:
+        """A handler that reads the body and has the worker's help."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            async def work() -> web.StreamResponse:
+                return await serve(self._gateway, request, await _body(request))
+
+            return await self._gateway.serve(work)
+
+        return handle
+
+    def _context(self) -> int | None:
+        beat = self._gateway.client.heartbeat
+        return beat.model.max_model_len if beat and beat.model else None
+
+    def _worker_metrics(self) -> bytes:
+        with (
+            suppress(WorkerUnavailable, CommandRefused),
+            ControlClient(self._gateway.settings.run_dir, _METRICS_SECONDS) as control,
+        ):
+            match control.ask("metrics"):
+                case {"text": str(text)}:
+                    return text.encode()
+        return b""
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body, unpacked. Raises `RequestError`."""
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding not in _ENCODINGS:
+        raise RequestError(f"content-encoding {encoding!r} is not supported", param="content-encoding")
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestError(
+            f"the body is larger than {request.client_max_size} bytes", code="request_too_large", status=413
+        ) from error
+    except (HttpProcessingError, ContentTypeError, ValueError) as error:
+        raise RequestError(f"the body cannot be read: {error}") from error
+
+
+def _middleware(gateway: Gateway) -> Middleware:
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[ARRIVED] = time.monotonic()
+        request[REQUEST_ID] = _request_id(request.headers.get(ID_HEADER, ""))
+        resource = request.match_info.route.resource
+        route = (resource.name if resource else None) or ("models" if resource else "other")
+        try:
+            response = await _guarded(request, handler)
+        except asyncio.CancelledError:
+            gateway.metrics.disconnects.inc()
+            gateway.metrics.answered(route, _DISCONNECTED)
+            raise
+        gateway.metrics.answered(route, response.status)
+        if not response.prepared:
+            response.headers[ID_HEADER] = request[REQUEST_ID]
+        return response
+
+    return handle
+
+
+async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The handler's answer, or the error it raised as one."""
+    try:
+        return await handler(request)
+    except ServeError as error:
+        if not isinstance(error, RequestError):
+            _log.warning("request %s: %s", request[REQUEST_ID], error)
+        found = error_answer(error)
+    except HTTPException as error:
+        found = _http_error(request, error)
+    except Exception:
+        _log.exception("request %s failed", request[REQUEST_ID])
+        found = answer(500, "internal error; the log has more under this request's id", code="internal_error")
+    return _json(found.body, found.status, found.headers)
+
+
+def _http_error(request: web.Request, error: HTTPException) -> ErrorAnswer:
+    """What aiohttp itself refuses."""
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        found = answer(405, f"{request.method} is not allowed on {request.path}; {allowed} is")
+        return ErrorAnswer(found.status, found.body, {"Allow": allowed})
+    if error.status == 404:
+        return answer(404, f"there is nothing at {request.path}")
+    return answer(error.status, error.reason)
+
+
+def _request_id(wanted: str) -> str:
+    if 0 < len(wanted) <= _ID_LENGTH and _ID_CHARACTERS.issuperset(wanted):
+        return wanted
+    return token_hex(12)
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, headers=headers, content_type="application/json")

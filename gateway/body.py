@@ -1,0 +1,48 @@
+"""HTTP bodies to JSON objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import orjson
+
+from protocol.errors import RequestError
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Half a surrogate pair becomes U+FFFD. Raises `RequestError`."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _with_surrogates(body, error)
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    return value
+
+
+def _with_surrogates(body: bytes, refusal: orjson.JSONDecodeError) -> Any:
+    """Clients that cut text in the middle of a character send what strict JSON refuses: mend only that."""
+    if b"\\u" not in body:
+        raise RequestError(f"the body is not JSON: {refusal}") from refusal
+    try:
+        return _mended(json.loads(body.decode("utf-8"), parse_constant=_refuse_constant))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {refusal}") from error
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in value.items()}
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,149 @@
+"""Messages and tools of an OpenAI chat body, in the one form that equal conversations share.
+
+Left out or made equal is what clients vary between turns without meaning it: text as a string or as parts, `""`
+or null beside tool calls, blanks around an answer, spacing of tool arguments, ids, names, `cache_control` and
+unknown fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.conversation import Message, Role, ToolCall
+from protocol.errors import RequestError
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_FUNCTION_FIELDS = ("name", "description", "parameters")
+
+
+def parse_messages(value: object) -> tuple[Message, ...]:
+    """Raises `RequestError` naming the field that is wrong."""
+    if not isinstance(value, list):
+        raise _wrong("messages", "must be a list")
+    if not value:
+        raise _wrong("messages", "must not be empty")
+    last = len(value) - 1
+    return tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
+
+
+def parse_tools(value: object) -> tuple[dict[str, Any], ...]:
+    """Function tools with the fields a template can use; tools of other kinds are left out."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _wrong("tools", "must be a list")
+    return tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
+
+
+def _message(value: object, where: str, last: bool) -> Message:
+    if not isinstance(value, dict):
+        raise _wrong(where, "must be an object")
+    role = _ROLES.get(value["role"]) if isinstance(value.get("role"), str) else None
+    if role is None:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    content = _content(value.get("content"), f"{where}.content")
+    if role == "tool":
+        call_id, name = value.get("tool_call_id"), value.get("name")
+        return Message(role, content, tool_call_id=_text_or_none(call_id), name=_text_or_none(name))
+    if role != "assistant":
+        return Message(role, content)
+    calls = tuple(_calls(value, where))
+    if not last or calls:
+        content = content.strip()  # the text of a turn to be continued counts to its last blank
+    reasoning = value.get("reasoning_content") or value.get("reasoning")
+    reasoning = reasoning.strip() if isinstance(reasoning, str) else ""
+    return Message(role, content, calls, reasoning=reasoning or None)
+
+
+def _content(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _wrong(where, "must be a string, null or a list of parts")
+    return "\n".join(_part(part, f"{where}.{at}") for at, part in enumerate(value))
+
+
+def _part(value: object, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        raise _wrong(where, "must be an object")
+    kind = value.get("type", "text")
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        raise _wrong(where, f"has type {kind!r}: this model takes text only")
+    text = value.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise _wrong(f"{where}.{_TEXT_PARTS[kind]}", "must be a string")
+    return text
+
+
+def _calls(message: dict[str, Any], where: str) -> Iterator[ToolCall]:
+    value = message.get("tool_calls")
+    if value is None:
+        legacy = message.get("function_call")
+        value = [{"function": legacy}] if legacy is not None else []
+    if not isinstance(value, list):
+        raise _wrong(f"{where}.tool_calls", "must be a list")
+    for at, call in enumerate(value):
+        here = f"{where}.tool_calls.{at}"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise _wrong(f"{here}.function", "must be an object")
+        if not isinstance(function.get("name"), str):
+            raise _wrong(f"{here}.function.name", "must be a string")
+        arguments = _arguments(function.get("arguments"), f"{here}.function.arguments")
+        yield ToolCall(_text_or_none(call.get("id")) or "", function["name"], arguments)
+
+
+def _arguments(value: object, where: str) -> Any:
+    """The parsed object; the text itself where a model once wrote something that is no JSON."""
+    if value is None or value == "":
+        return {}
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise _wrong(where, "must be a string of JSON")
+    try:
+        return json.loads(value)  # not orjson: it turns large whole numbers into floats
+    except (ValueError, RecursionError):
+        return value
+
+
+def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise _wrong(where, "must be an object")
+    if value.get("type", "function") != "function":
+        return
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise _wrong(f"{where}.function", "must be an object")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise _wrong(f"{where}.function.name", "must be a string")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise _wrong(f"{where}.function.parameters", "must be an object")
+    fields = {name: function[name] for name in _FUNCTION_FIELDS if function.get(name) is not None}
+    # Templates read both without looking whether they are there.
+    fields.setdefault("description", "")
+    fields.setdefault("parameters", {"type": "object", "properties": {}})
+    yield {"type": "function", "function": fields}
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _wrong(field: str, problem: str) -> RequestError:
+    return RequestError(f"{field} {problem}", param=field)

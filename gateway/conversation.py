@@ -1,0 +1,44 @@
+"""The dialect-neutral form of a conversation, with everything removed that clients vary without meaning it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the assistant made. `arguments` is the parsed JSON, or the text itself where it was none."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `name` and `tool_call_id` belong to role `tool`, `reasoning` and `tool_calls` to `assistant`."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template renders. `variables` go to the template as they are."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def continues(self) -> bool:
+        """The last message is the beginning of the answer, to be carried on."""
+        last = self.messages[-1]
+        return last.role == "assistant" and not last.tool_calls

@@ -1,0 +1,74 @@
+"""Prometheus metrics of the gateway. The worker has its own; `/metrics` shows both."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.worker_client import WorkerClient
+from protocol.messages import Outcome
+
+ROUTES = ("health", "ready", "metrics", "root", "models", "chat", "completions", "other")
+STATUSES = (200, 400, 404, 405, 413, 429, 499, 500, 503)  # 499: the client hung up before there was an answer
+_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300)
+_TOKEN_SECONDS = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
+_SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 20)
+
+
+class GatewayMetrics:
+    """The registry of one gateway. Every label combination is there at 0 from the start."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"prefixd_{name}", text, registry=self.registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"prefixd_{name}", text, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"prefixd_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.http_requests = Counter(
+            "prefixd_http_requests",
+            "HTTP answers by route and status; 499 is a client that hung up before there was one",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        for route in ROUTES:
+            for status in STATUSES:
+                self.http_requests.labels(route, str(status))
+        self.ttft = Histogram(
+            "prefixd_ttft_seconds",
+            "From a request's arrival to its first token being sent",
+            ["outcome"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        for outcome in get_args(Outcome):
+            self.ttft.labels(outcome)
+        self.tpot = histogram("tpot_seconds", "Mean gap between later tokens of a request", _TOKEN_SECONDS)
+        self.tokenize = histogram(
+            "tokenize_seconds", "From a parsed body to token ids and boundaries", _SHORT_SECONDS
+        )
+        self.disconnects = counter("disconnects", "Requests whose client hung up before the answer ended")
+        self.worker_lost = counter("worker_lost_requests", "Requests that were open when the worker was lost")
+        self.open_requests = gauge("gateway_open_requests", "Requests being served")
+        self.worker_up = gauge("worker_up", "1 while the worker takes requests")
+        self.bad_frames = gauge("gateway_bad_frames", "Messages of the worker that made no sense")
+
+    def watch(self, client: WorkerClient) -> None:
+        """Read the gauges from the client at scrape time."""
+        self.worker_up.set_function(lambda: client.why_not_ready() is None)
+        self.bad_frames.set_function(lambda: client.bad_frames)
+        client.on_lost = self.worker_lost.inc
+
+    def answered(self, route: str, status: int) -> None:
+        """Count an answer; a status that is not listed counts as the class it belongs to."""
+        known = status if status in STATUSES else 500 if status >= 500 else 400 if status >= 400 else 200
+        self.http_requests.labels(route, str(known)).inc()
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,117 @@
+"""What the gateway needs of a model: tokenizer, chat templates, special tokens and end tokens. No weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from gateway.gguf_metadata import read_metadata
+from gateway.gguf_tokenizer import build_tokenizer
+from protocol.errors import SettingsError
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """`templates` by name: `default`, and others such as `tool_use`. `special_tokens` are template variables."""
+
+    tokenizer: Tokenizer
+    templates: dict[str, str] = field(default_factory=dict)
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    end_token_ids: frozenset[int] = frozenset()
+
+
+def load_model_files(path: Path, chat_template: Path | None = None) -> ModelFiles:
+    """Read a `.gguf` file or a directory. Raises `SettingsError` naming what is missing or not supported."""
+    if path.is_dir():
+        files = _from_directory(path)
+    elif path.suffix == ".gguf":
+        files = _from_gguf(path)
+    else:
+        raise SettingsError(f"model: {path} is neither a directory nor a .gguf file")
+    if chat_template is None:
+        return files
+    try:
+        template = chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"chat_template: cannot read {chat_template}: {error}") from error
+    return ModelFiles(files.tokenizer, {"default": template}, files.special_tokens, files.end_token_ids)
+
+
+def _from_gguf(path: Path) -> ModelFiles:
+    metadata = read_metadata(path, lambda key: key.startswith("tokenizer."))
+    if "tokenizer.ggml.tokens" not in metadata:
+        raise SettingsError(f"model: {path} holds no tokenizer")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    special: dict[str, str] = {}
+    for name in ("bos", "eos", "unknown", "padding"):
+        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if token_id is not None and token_id < len(tokens):
+            special[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token"] = tokens[token_id]
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = frozenset(end for end in named if isinstance(end, int))
+    prefix = "tokenizer.chat_template"
+    templates = {
+        key.removeprefix(prefix).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if key.startswith(prefix) and isinstance(value, str)
+    }
+    return ModelFiles(build_tokenizer(metadata), templates, special, ends)
+
+
+def _from_directory(path: Path) -> ModelFiles:
+    tokenizer = _tokenizer_json(path)
+    config = _json(path / "tokenizer_config.json")
+    special = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            special[name] = text
+    generation, model = _json(path / "generation_config.json"), _json(path / "config.json")
+    named = generation.get("eos_token_id", model.get("eos_token_id"))
+    ends = {end for end in (named if isinstance(named, list) else [named]) if isinstance(end, int)}
+    eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    if eos is not None:
+        ends.add(eos)
+    return ModelFiles(tokenizer, _templates(path, config), special, frozenset(ends))
+
+
+def _tokenizer_json(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json"
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise SettingsError(f"model: cannot read {file}: {error}") from error
+    raise SettingsError(f"model: {path} has no tokenizer.json")
+
+
+def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """From `chat_template.jinja` and its siblings, else from the tokenizer's configuration."""
+    found: dict[str, str] = {}
+    value = config.get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        found |= {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if (path / "chat_template.jinja").is_file():
+        found["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"model: {path} is not JSON: {error}") from error
+    return value if isinstance(value, dict) else {}

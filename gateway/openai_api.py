@@ -1,0 +1,141 @@
+"""`/v1/chat/completions` and `/v1/completions`: from an HTTP body to the worker's requests."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from aiohttp import web
+
+from gateway.body import parse_object
+from gateway.canonical import parse_messages, parse_tools
+from gateway.conversation import Conversation
+from gateway.openai_answers import ChatAnswer, CompletionAnswer
+from gateway.openai_params import MAX_CHOICES, ChatParams, CommonParams, CompletionParams, parse_params
+from gateway.prompts import Prompt, PromptMaker, token_id_array
+from gateway.service import REQUEST_ID, Gateway
+from protocol.errors import RequestError
+from protocol.messages import Generate, ModelInfo
+
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+_DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat's is whatever fits
+
+
+async def chat_completions(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
+    """Raises `ServeError`."""
+    return await _answer(gateway, request, body, "chat")
+
+
+async def completions(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
+    """Raises `ServeError`."""
+    return await _answer(gateway, request, body, "completion")
+
+
+async def _answer(
+    gateway: Gateway, request: web.Request, body: bytes, kind: Literal["chat", "completion"]
+) -> web.StreamResponse:
+    model = gateway.client.model()
+    read = partial(_read, gateway.maker, model, body, kind, gateway.model_names, gateway.settings.strict_model)
+    with gateway.metrics.tokenize.time():
+        params, prompts = await gateway.in_thread(read)
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
+    make = ChatAnswer if kind == "chat" else CompletionAnswer
+    answer = make(
+        request_id,
+        params.model or gateway.model_names[0],
+        gateway.maker.token_bytes,
+        usage_asked=params.include_usage,
+    )
+    requests = _requests(request_id, prompts, params, gateway.maker, model)
+    return await gateway.answer(request, requests, params.stop or (), answer, bool(params.stream))
+
+
+def _read(
+    maker: PromptMaker, model: ModelInfo, body: bytes, kind: str, names: Sequence[str], strict: bool
+) -> tuple[CommonParams, list[Prompt]]:
+    """Everything between the body and the token ids."""
+    fields = parse_object(body)
+    params = parse_params("chat" if kind == "chat" else "completion", fields)
+    if strict and params.model is not None and params.model not in names:
+        raise unknown_model(params.model)
+    if isinstance(params, ChatParams):
+        return params, [maker.chat(_conversation(fields, params), model)]
+    assert isinstance(params, CompletionParams)
+    return params, [maker.completion(p, model) for p in _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)]
+
+
+def unknown_model(name: str) -> RequestError:
+    """The answer to a name that is not served."""
+    return RequestError(f"the model {name!r} does not exist", param="model", code="model_not_found", status=404)
+
+
+def _conversation(fields: dict[str, Any], params: ChatParams) -> Conversation:
+    messages = parse_messages(fields.get("messages"))
+    tools = () if params.tool_choice == "none" else parse_tools(fields.get("tools"))
+    variables = dict(params.chat_template_kwargs or {})
+    for name in _OWN_VARIABLES:
+        if name in variables:
+            field = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{field} cannot be set", param=field)
+    if params.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", params.reasoning_effort)
+    return Conversation(messages, tools, variables)
+
+
+def _prompts(value: object, vocab_size: int) -> list[str | array[int]]:
+    """A prompt may be text or token ids, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise RequestError("prompt must be text, a list of token ids, or a list of these", param="prompt")
+    if all(isinstance(item, int) for item in value):
+        return [token_id_array(value, vocab_size, "prompt")]
+    if len(value) > MAX_CHOICES:
+        raise RequestError(f"prompt holds more than {MAX_CHOICES} prompts", param="prompt")
+    prompts: list[str | array[int]] = []
+    for at, item in enumerate(value):
+        if isinstance(item, str):
+            prompts.append(item)
+        elif isinstance(item, list) and item:
+            prompts.append(token_id_array(item, vocab_size, f"prompt.{at}"))
+        else:
+            raise RequestError(f"prompt.{at} is neither text nor token ids", param=f"prompt.{at}")
+    return prompts
+
+
+def _requests(
+    request_id: str, prompts: Sequence[Prompt], params: CommonParams, maker: PromptMaker, model: ModelInfo
+) -> list[Generate]:
+    requests: list[Generate] = []
+    for at, prompt in enumerate(prompts):
+        room = model.max_model_len - len(prompt.token_ids)
+        if isinstance(params, CompletionParams) and params.asked_tokens is None:
+            room = min(room, _DEFAULT_COMPLETION_TOKENS)
+        requests.append(
+            Generate(
+                request_id if len(prompts) == 1 else f"{request_id}.{at}",
+                prompt.token_ids,
+                prompt.boundaries,
+                params.sampling(room, maker.end_token_ids, model.vocab_size),
+                params.choices,
+                params.cache_prompt is not False,
+            )
+        )
+    return requests
+
+
+def model_list(names: Sequence[str], max_model_len: int | None) -> dict[str, Any]:
+    """The body of `/v1/models`."""
+    return {"object": "list", "data": [model_entry(name, max_model_len) for name in names]}
+
+
+def model_entry(name: str, max_model_len: int | None) -> dict[str, Any]:
+    """The body of `/v1/models/{id}`."""
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": "prefixd"}
+    return entry if max_model_len is None else entry | {"max_model_len": max_model_len}
+
+
+_STARTED = int(time.time())

@@ -1,0 +1,184 @@
+"""The fields of OpenAI requests other than the prompt: checked, named when wrong, and turned into `Sampling`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from protocol.errors import RequestError
+from protocol.messages import Sampling
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+_SEED_MASK = (1 << 63) - 1
+
+
+def _whole_number(value: object) -> object:
+    """5.0 is 5: JavaScript clients do not tell them apart."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Whole = BeforeValidator(_whole_number)
+Count = Annotated[int, Whole, Field(ge=1, le=1 << 31)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    include_usage: bool | None = None
+
+
+class CommonParams(BaseModel):
+    """What chat and plain completions share. Null means the default, unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="ignore")
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Whole, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    seed: Annotated[int, Whole] | None = None
+    stop: Annotated[list[Stop], BeforeValidator(_one_or_many), Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """New tokens asked for; None for as many as fit."""
+        return self.max_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """How many alternatives to each token are asked for; None for no log-probabilities at all."""
+        return None
+
+    def sampling(self, room: int, end_token_ids: frozenset[int], vocab_size: int) -> Sampling:
+        """`room` is the number of new tokens that fit in the context, at least 1."""
+        top_k = self.top_k or 0
+        return Sampling(
+            max_tokens=min(self.asked_tokens or room, room),
+            temperature=_or(self.temperature, 1.0),
+            top_p=max(_or(self.top_p, 1.0), 1e-6),  # 0 asks for the best token alone
+            top_k=max(top_k, 0),
+            min_p=_or(self.min_p, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=_bias(self.logit_bias or {}, vocab_size),
+            seed=None if self.seed is None else self.seed & _SEED_MASK,
+            logprobs=self.asked_logprobs,
+            stop_token_ids=() if self.ignore_eos else tuple(sorted(end_token_ids)),
+        )
+
+
+class TypedObject(BaseModel):
+    """An object whose `type` decides what it means."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    type: str
+
+
+class ChatParams(CommonParams):
+    """`POST /v1/chat/completions` without messages and tools."""
+
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: TypedObject | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def refuse_unsupported(self) -> None:
+        """Raises `RequestError` for what is understood but would be served wrongly."""
+        if self.tool_choice not in (None, "auto", "none"):
+            raise RequestError("tool_choice can only be auto or none here", param="tool_choice")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise RequestError("response_format can only be text here", param="response_format")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+
+
+class CompletionParams(CommonParams):
+    """`POST /v1/completions` without the prompt."""
+
+    logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Whole, Field(ge=1)] | None = None
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def refuse_unsupported(self) -> None:
+        """Raises `RequestError` for what is understood but would be served wrongly."""
+        if self.echo:
+            raise RequestError("echo is not supported", param="echo")
+        if self.suffix:
+            raise RequestError("suffix is not supported", param="suffix")
+        if self.best_of is not None and self.best_of != self.choices:
+            raise RequestError("best_of can only equal n here", param="best_of")
+
+
+def parse_params(kind: Literal["chat", "completion"], body: dict[str, Any]) -> ChatParams | CompletionParams:
+    """Check a body's fields. Raises `RequestError` naming the first wrong one."""
+    try:
+        params = (ChatParams if kind == "chat" else CompletionParams).model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{field}: {first['msg']}", param=field) from error
+    params.refuse_unsupported()
+    return params
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _bias(value: dict[str, float], vocab_size: int) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for token, weight in value.items():
+        if not token.isascii() or not token.isdigit() or int(token) >= vocab_size:
+            raise RequestError(
+                f"logit_bias: {token!r} is no token id of this model", param=f"logit_bias.{token[:64]}"
+            )
+        bias[int(token)] = float(weight)
+    return bias

@@ -1,0 +1,206 @@
+"""What all handlers of one gateway share, and the two ways of answering: whole and as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+
+from gateway import sse
+from gateway.config import GatewaySettings
+from gateway.errors import error_answer
+from gateway.metrics import GatewayMetrics
+from gateway.openai_answers import Answer, cache_line
+from gateway.prompts import PromptMaker
+from gateway.turn import Delta, Turn
+from gateway.worker_client import WorkerClient
+from protocol.errors import ServeError, WorkerUnavailable
+from protocol.messages import Generate
+
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
+CACHE_HEADER, ID_HEADER = "x-prefixd-cache", "x-request-id"
+
+_HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's outcome
+_LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
+_THREADS = 2
+
+_log = logging.getLogger("prefixd.gateway")
+_Result = TypeVar("_Result")
+
+
+class Gateway:
+    """One gateway process. Used on one event loop; prompts are made on its threads."""
+
+    def __init__(self, settings: GatewaySettings, maker: PromptMaker, client: WorkerClient) -> None:
+        self.settings = settings
+        self.maker = maker
+        self.client = client
+        self.metrics = GatewayMetrics()
+        self.metrics.watch(client)
+        self.stopping = False
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
+        self._open = 0
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+        self.model_names = model_names(settings)
+
+    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Run pure work off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def serve(self, handler: Callable[[], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        """Run the handler of a request that needs the worker; counted, and refused while stopping."""
+        if self.stopping:
+            raise WorkerUnavailable("the server is shutting down")
+        self._open += 1
+        self._all_ended.clear()
+        self.metrics.open_requests.set(self._open)
+        try:
+            return await handler()
+        finally:
+            self._open -= 1
+            self.metrics.open_requests.set(self._open)
+            if not self._open:
+                self._all_ended.set()
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Let open requests end within the grace period, or until `hurry` is set; then end them with an error."""
+        self.stopping = True
+        ended, hurried = (asyncio.create_task(event.wait()) for event in (self._all_ended, hurry))
+        await asyncio.wait(
+            (ended, hurried), timeout=self.settings.grace_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        hurried.cancel()
+        if self._open:
+            _log.warning("%d open requests end with an error: the server is shutting down", self._open)
+            self.client.fail_open(WorkerUnavailable("the server is shutting down"), "shutdown")
+            await asyncio.wait((ended,), timeout=_LAST_WORDS_SECONDS)
+        ended.cancel()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def free_id(self, wanted: str) -> str:
+        """The id itself, or with something added while a request of that id is open."""
+        free = wanted
+        while self.client.is_open(free) or self.client.is_open(f"{free}.0"):
+            free = f"{wanted}-{token_hex(3)}"
+        return free
+
+    async def answer(
+        self,
+        request: web.Request,
+        requests: Sequence[Generate],
+        stops: Sequence[str],
+        answer: Answer,
+        stream: bool,
+    ) -> web.StreamResponse:
+        """Have the worker serve the prompts and send its answer. Raises `ServeError` before any byte is sent."""
+        with Turn(self.client, requests, self.maker.token_bytes, stops) as turn:
+            timing = _Timing(request[ARRIVED])
+            response = (
+                await self._stream(request, turn, answer, timing)
+                if stream
+                else await self._whole(request, turn, answer, timing)
+            )
+            if turn.done:
+                self._account(request, turn, timing)
+            return response
+
+    async def _whole(self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing) -> web.Response:
+        deltas: list[Delta] = []
+        while not turn.done:
+            gained = await turn.wait() or []
+            timing.note(gained)
+            deltas += gained
+        headers = {CACHE_HEADER: cache_line(turn) or ""}
+        body = answer.whole(deltas, turn)
+        return web.Response(body=orjson.dumps(body), content_type="application/json", headers=headers)
+
+    async def _stream(
+        self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing
+    ) -> web.StreamResponse:
+        gained = await turn.wait(_HEADER_WAIT_SECONDS) or []
+        response = web.StreamResponse(headers={**sse.HEADERS, ID_HEADER: request[REQUEST_ID]})
+        if line := cache_line(turn):
+            response.headers[CACHE_HEADER] = line
+        try:
+            await response.prepare(request)
+            await response.write(b"".join(map(sse.data, answer.opening(turn.choices))))
+            await self._send_events(response, turn, answer, timing, gained)
+        except ConnectionError:
+            self.metrics.disconnects.inc()
+        except ServeError as error:
+            _log.warning("request %s broke off: %s", request[REQUEST_ID], error)
+            response.force_close()
+            await response.write(sse.data(error_answer(error).body))
+        return response
+
+    async def _send_events(
+        self, response: web.StreamResponse, turn: Turn, answer: Answer, timing: _Timing, gained: list[Delta] | None
+    ) -> None:
+        while True:
+            if gained is None:
+                await response.write(sse.KEEP_ALIVE)
+            elif gained:
+                await response.write(b"".join(sse.data(answer.chunk(delta)) for delta in gained))
+                timing.note(gained)
+            if turn.done:
+                break
+            gained = await turn.wait(self.settings.keepalive_seconds)
+        last = (
+            sse.data(answer.usage_chunk(turn)) if answer.usage_asked else sse.comment(f"prefixd {_report(turn)}")
+        )
+        await response.write(last + sse.DONE)
+        await response.write_eof()
+
+    def _account(self, request: web.Request, turn: Turn, timing: _Timing) -> None:
+        worst = turn.accepted[min(turn.accepted)]
+        if timing.first is not None:
+            self.metrics.ttft.labels(worst.outcome).observe(timing.first - timing.arrived)
+            later = turn.completion_tokens - turn.choices
+            if later > 0:
+                self.metrics.tpot.observe((timing.last - timing.first) * turn.choices / later)
+        _log.info(
+            "request %s: %s; %d prompt tokens, %d new, first after %.3f s, all after %.3f s",
+            request[REQUEST_ID],
+            _report(turn),
+            turn.prompt_tokens,
+            turn.completion_tokens,
+            (timing.first or timing.last) - timing.arrived,
+            time.monotonic() - timing.arrived,
+        )
+
+
+class _Timing:
+    """When a request came, and when its first and latest tokens went out; monotonic seconds."""
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+        self.first: float | None = None
+        self.last = arrived
+
+    def note(self, gained: Sequence[Delta]) -> None:
+        if gained:
+            self.last = time.monotonic()
+            self.first = self.first or self.last
+
+
+def model_names(settings: GatewaySettings) -> tuple[str, ...]:
+    """All names the model is listed under, the first one being its own."""
+    base = Path(settings.model).name
+    names = [*settings.served_model_name, settings.model, base, base.removesuffix(".gguf")]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _report(turn: Turn) -> str:
+    return "outcome=" + (cache_line(turn) or "unknown")

@@ -1,0 +1,188 @@
+"""A chat template that tells where in its text each message ends.
+
+The template's syntax tree is changed once, at load: every loop reports the message it is about to render, and that
+it is done. Text comes out of the template in pieces, in order, so what has come out when a loop reports is the
+message's exact position. One render thus gives the text and all positions, whatever the messages hold and
+whatever the template trims. Loops whose output is captured (macros, set and filter blocks) report nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.template_env import build_environment
+from protocol.errors import SettingsError
+
+_ENTER, _LEAVE = "prefixd_enter_message", "prefixd_leave_messages"
+_CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
+NOBODY = -1  # owner of text that no message's iteration wrote
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text [start, end) written while `owner` (a message index, or NOBODY) was being rendered; never empty."""
+
+    owner: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A render and who wrote what in it. Spans are in order and cover the text."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+class ChatTemplate:
+    """One compiled template. Immutable and safe to use from several threads at once."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        """`special_tokens` are the variables such as `bos_token`. Raises `SettingsError` for a bad template."""
+        self.source = source
+        self._variables = special_tokens
+        environment = build_environment()
+        try:
+            tree = environment.parse(source)
+            self.names, self.inner_texts = _vocabulary(tree)
+            _report_loops(tree, environment)
+            self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
+        except TemplateSyntaxError as error:
+            raise SettingsError(f"chat_template: line {error.lineno}: {error.message}") from error
+
+    def mentions(self, name: str) -> bool:
+        """Whether the template reads a field or variable of this name anywhere."""
+        return name in self.names
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        reply: bool,
+        extra: dict[str, Any] | None = None,
+    ) -> Rendered:
+        """Render; `reply` adds the generation prompt. Raises what the template raises."""
+        owners = _Owners(messages)
+        context = self._variables | (extra or {})
+        context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
+        context |= {_ENTER: owners.enter, _LEAVE: owners.leave}
+        pieces: list[str] = []
+        for piece in self._template.generate(context):
+            if piece:
+                pieces.append(piece)
+                owners.wrote(len(piece))
+        return Rendered("".join(pieces), tuple(owners.spans()))
+
+
+class _Owners:
+    """Follows which message a render is busy with. Loops may nest; an inner one hides the outer until it ends."""
+
+    def __init__(self, messages: Sequence[dict[str, Any]]) -> None:
+        self._index = {id(message): at for at, message in enumerate(messages)}
+        self._stack: list[tuple[int, int]] = []  # (loop, owner)
+        self._spans: list[tuple[int, int]] = []  # (owner, length)
+
+    def enter(self, loop: int, item: object) -> str:
+        """A loop starts an iteration over `item`; items that are no message change nothing."""
+        owner = self._index.get(id(item))
+        if owner is not None:
+            self.leave(loop)
+            self._stack.append((loop, owner))
+        return ""
+
+    def leave(self, loop: int) -> str:
+        """A loop has ended: it and those inside it own nothing any more."""
+        for depth, (open_loop, _) in enumerate(self._stack):
+            if open_loop == loop:
+                del self._stack[depth:]
+                break
+        return ""
+
+    def wrote(self, length: int) -> None:
+        owner = self._stack[-1][1] if self._stack else NOBODY
+        if self._spans and self._spans[-1][0] == owner:
+            self._spans[-1] = (owner, self._spans[-1][1] + length)
+        else:
+            self._spans.append((owner, length))
+
+    def spans(self) -> Iterator[Span]:
+        at = 0
+        for owner, length in self._spans:
+            yield Span(owner, at, at + length)
+            at += length
+
+
+def _report_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> None:
+    """Add a report to the start of every loop's body and behind every loop."""
+    count = 0
+
+    def visit(node: nodes.Node) -> None:
+        nonlocal count
+        for name, value in list(node.iter_fields()):
+            if not isinstance(value, list):
+                if isinstance(value, nodes.Node) and not isinstance(value, _CAPTURING):
+                    visit(value)
+                continue
+            changed: list[Any] = []
+            for child in value:
+                changed.append(child)
+                if not isinstance(child, nodes.Node) or isinstance(child, _CAPTURING):
+                    continue
+                visit(child)
+                if isinstance(child, nodes.For) and (item := _item(child)) is not None:
+                    loop = nodes.Const(count, lineno=child.lineno)
+                    count += 1
+                    child.body.insert(0, _report(_ENTER, [loop, item], child.lineno))
+                    changed.append(_report(_LEAVE, [loop], child.lineno))
+            setattr(node, name, changed)
+
+    visit(tree)
+    tree.set_environment(environment)
+
+
+def _item(loop: nodes.For) -> nodes.Expr | None:
+    """The expression for what an iteration is about: the target, or `list[target]` in a loop over an index."""
+    if not isinstance(loop.target, nodes.Name):
+        return None
+    target = loop.target.name
+    over_index = (
+        isinstance(loop.iter, nodes.Call)
+        and isinstance(loop.iter.node, nodes.Name)
+        and loop.iter.node.name == "range"
+    )
+    if over_index:
+        for node in loop.find_all(nodes.Getitem):
+            if isinstance(node.arg, nodes.Name) and node.arg.name == target and isinstance(node.node, nodes.Name):
+                base = nodes.Name(node.node.name, "load", lineno=loop.lineno)
+                index = nodes.Name(target, "load", lineno=loop.lineno)
+                return nodes.Getitem(base, index, "load", lineno=loop.lineno)
+        return None
+    return nodes.Name(target, "load", lineno=loop.lineno)
+
+
+def _report(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
+    function = nodes.Name(name, "load", lineno=line)
+    call = nodes.Call(function, arguments, [], None, None, lineno=line)
+    return nodes.Output([call], lineno=line)
+
+
+def _vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
+    """All names and field names, and the strings in expressions that compare or call rather than print."""
+    names = {node.name for node in tree.find_all(nodes.Name)}
+    names |= {node.attr for node in tree.find_all(nodes.Getattr)}
+    texts = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    logic: list[str] = []
+    for node in tree.find_all((nodes.Call, nodes.Compare, nodes.Filter, nodes.Test)):
+        logic += [c.value for c in node.find_all(nodes.Const) if isinstance(c.value, str)]
+    return frozenset(names) | frozenset(texts), tuple(logic)
+
+
+__all__ = ["NOBODY", "ChatTemplate", "Rendered", "Span", "TemplateError"]

@@ -1,0 +1,238 @@
+"""Rendered text to token ids, piece by piece and with memory.
+
+The text is cut at added tokens; each piece between them is encoded alone and its ids are remembered. A long history
+then costs what its new message costs. The ids are those of the whole text encoded at once: checked at load, and
+where they are not (some SentencePiece rules), texts are encoded whole.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
+
+from gateway.control_tokens import ControlTokens
+
+_CACHE_BYTES = 128 << 20
+_TEXT_SHRINKS = 4  # normalizing makes text shorter by less than this
+
+
+class Encoded(NamedTuple):
+    """Token ids, and for each asked text position the number of tokens before it (None: inside a token)."""
+
+    token_ids: array[int]
+    positions: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A remembered piece: its ids and, once needed, the text span of each token."""
+
+    token_ids: array[int]
+    spans: list[tuple[int, int]] | None
+    bytes: int
+
+
+class TooLongError(Exception):
+    """The text cannot have fewer than `at_least` tokens, which is more than allowed."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(at_least)
+        self.at_least = at_least
+
+
+class PromptTokenizer:
+    """Encodes rendered chats and plain prompts. Safe to use from several threads."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, control: Iterable[str] = (), *, cache_bytes: int = _CACHE_BYTES
+    ) -> None:
+        """`control` are added tokens to keep out of message text, besides those that are special."""
+        self._whole = tokenizer
+        tokens = tokenizer.get_added_tokens_decoder()
+        self._added = {t.content: _Added(i, t.lstrip, t.rstrip) for i, t in tokens.items()}
+        self._cuts = ControlTokens(self._added)
+        special = {t.content for t in tokens.values() if t.special}
+        self.control = ControlTokens(special | (set(control) & set(self._added)))
+        self._first, self._rest = _piece_tokenizers(tokenizer)
+        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._cache_bytes, self._held_bytes = cache_bytes, 0
+        self._lock = Lock()
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._longest = max((len(token) for token in vocabulary), default=1)
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        self.by_pieces = not any(
+            token.single_word or (token.normalized and tokenizer.normalizer) for token in tokens.values()
+        )
+
+    def check(self, texts: Iterable[str]) -> None:
+        """Encode texts both ways and give up cutting if any differs. To be called once, before use."""
+        for text in texts:
+            if list(self.encode_chat(text).token_ids) != self._encode(self._whole, text).ids:
+                self.by_pieces = False
+        self._pieces.clear()
+        self._held_bytes = 0
+
+    def default_prefix(self) -> list[int]:
+        """The tokens that plain encoding puts before any text, such as BOS."""
+        ids: list[int] = self._whole.encode("", add_special_tokens=True).ids
+        return ids
+
+    def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
+        """A plain prompt as the tokenizer encodes it by default. Control tokens in it are recognised."""
+        self._refuse_hopeless(text, limit)
+        return array("i", self._whole.encode_batch_fast([text], add_special_tokens=True)[0].ids)
+
+    def encode_chat(
+        self, text: str, positions: Sequence[int] = (), *, sentinel: str = "", limit: int | None = None
+    ) -> Encoded:
+        """Encode rendered text without adding tokens. `positions` rise.
+
+        `sentinel` is a character to leave out wherever it stands: it breaks control strings of message text.
+        Raises `TooLongError` where the text cannot fit in `limit` tokens.
+        """
+        self._refuse_hopeless(text, limit)
+        if not self.by_pieces:
+            return self._encode_whole(text, positions, sentinel)
+        ids: array[int] = array("i")
+        found: list[int | None] = []
+        wanted = iter([*positions, len(text) + 1])
+        position = next(wanted)
+        at = 0  # text before it is encoded
+        for match in [*self._cuts.matches(text), None]:
+            start = match.start() if match else len(text)
+            added = self._added[match.group()] if match else None
+            stop = _strip_end(text, at, start) if added and added.lstrip else start
+            inside: list[int] = []
+            while position < stop:
+                inside.append(position - at)
+                position = next(wanted)
+            found += self._piece(text[at:stop], inside, ids, sentinel)
+            while position <= start:
+                found.append(len(ids))
+                position = next(wanted)
+            if match is None or added is None:
+                break
+            while position < match.end():
+                found.append(None)
+                position = next(wanted)
+            ids.append(added.id)
+            at = _strip_start(text, match.end()) if added.rstrip else match.end()
+            while position < at:
+                found.append(len(ids))
+                position = next(wanted)
+        return Encoded(ids, found)
+
+    def _piece(self, text: str, inside: Sequence[int], ids: array[int], sentinel: str) -> list[int | None]:
+        """Append a piece's ids; the token counts at text positions inside it."""
+        if not text:
+            return [len(ids) for _ in inside]
+        if sentinel and sentinel in text:
+            inside = [position - text.count(sentinel, 0, position) for position in inside]
+            text = text.replace(sentinel, "")
+        before = len(ids)
+        piece = self._remembered(text, bool(ids), bool(inside))
+        ids.extend(piece.token_ids)
+        return [None if count is None else before + count for count in _counts_at(piece.spans or [], inside)]
+
+    def _remembered(self, text: str, later: bool, spans: bool) -> _Piece:
+        key = text if later or self._first is self._rest else "\0" + text
+        with self._lock:
+            piece = self._pieces.get(key)
+            if piece is not None:
+                self._pieces.move_to_end(key)
+        if piece is None or (spans and piece.spans is None):
+            encoding = self._encode(self._rest if later else self._first, text, spans)
+            ids = array("i", encoding.ids)
+            cost = 200 + 2 * len(text) + ids.itemsize * len(ids) + (140 * len(ids) if spans else 0)
+            piece = _Piece(ids, encoding.offsets if spans else None, cost)
+            self._remember(key, piece)
+        return piece
+
+    def _remember(self, key: str, piece: _Piece) -> None:
+        with self._lock:
+            replaced = self._pieces.pop(key, None)
+            self._held_bytes += piece.bytes - (replaced.bytes if replaced else 0)
+            self._pieces[key] = piece
+            while self._held_bytes > self._cache_bytes:
+                _, dropped = self._pieces.popitem(last=False)
+                self._held_bytes -= dropped.bytes
+
+    def _encode_whole(self, text: str, positions: Sequence[int], sentinel: str) -> Encoded:
+        if sentinel:
+            positions = [position - text.count(sentinel, 0, position) for position in positions]
+            text = text.replace(sentinel, "")
+        encoding = self._encode(self._whole, text, spans=True)
+        return Encoded(array("i", encoding.ids), list(_counts_at(encoding.offsets, positions)))
+
+    def _encode(self, tokenizer: Tokenizer, text: str, spans: bool = False) -> Any:
+        # The batch calls let go of Python's lock while they work, the single ones do not.
+        encode = tokenizer.encode_batch if spans else tokenizer.encode_batch_fast
+        return encode([text], add_special_tokens=False)[0]
+
+    def _refuse_hopeless(self, text: str, limit: int | None) -> None:
+        """Spare the work on text that cannot fit whatever its tokens are."""
+        at_least = len(text) // (self._longest * _TEXT_SHRINKS)
+        if limit is not None and at_least > limit:
+            raise TooLongError(at_least)
+
+
+def _counts_at(spans: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[int | None]:
+    """Tokens before each text position; None where one covers it."""
+    if not positions:
+        return []
+    starts = [start for start, _ in spans]
+    counts: list[int | None] = []
+    for position in positions:
+        count = bisect_right(starts, position - 1)  # tokens that start before the position
+        counts.append(None if count and spans[count - 1][1] > position else count)
+    return counts
+
+
+def _strip_end(text: str, start: int, end: int) -> int:
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _strip_start(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def _piece_tokenizers(tokenizer: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
+    """Tokenizers that know no added tokens: one for the first piece of a text, one for pieces after others.
+
+    They have no post-processor: one that trims spans would put boundaries inside tokens.
+    """
+    first = _bare(tokenizer)
+    pre = tokenizer.pre_tokenizer
+    if not (isinstance(pre, Metaspace) and pre.prepend_scheme == "first"):
+        return first, first
+    rest = _bare(tokenizer)
+    rest.pre_tokenizer = Metaspace(replacement=pre.replacement, prepend_scheme="never", split=pre.split)
+    return first, rest
+
+
+def _bare(tokenizer: Tokenizer) -> Tokenizer:
+    bare = Tokenizer(tokenizer.model)  # shared, not copied
+    if tokenizer.normalizer is not None:
+        bare.normalizer = tokenizer.normalizer
+    if tokenizer.pre_tokenizer is not None:
+        bare.pre_tokenizer = tokenizer.pre_tokenizer
+    return bare

@@ -1,0 +1,185 @@
+"""One HTTP request's work in the worker: its prompts, the events that come back, and the text they make."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Queue
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from gateway.detokenizer import Detokenizer, StopStrings, TokenBytes
+from gateway.errors import failure
+from gateway.worker_client import Cause, Event, WorkerClient
+from protocol.errors import ServeError, WorkerFailure
+from protocol.messages import (
+    Accepted,
+    Completed,
+    Failed,
+    Finished,
+    Generate,
+    TokenLogprob,
+    Tokens,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of an answer with its log-probability; `start` is its text position in the answer."""
+
+    start: int
+    logprob: TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained: text, the scored tokens that begin in it, and the reason if it ended."""
+
+    choice: int
+    text: str
+    scored: tuple[ScoredToken, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice while it runs. `read` counts characters detokenized, `sent` those given out."""
+
+    detokenizer: Detokenizer
+    stops: StopStrings
+    read: int = 0
+    sent: int = 0
+    scored: list[ScoredToken] = field(default_factory=list)
+    ended: bool = False
+
+
+class Turn:
+    """All prompts of one HTTP request. Leaving the context cancels whatever has not ended.
+
+    Choices are numbered through: choice `c` of prompt `p` is `p * n + c`.
+    """
+
+    def __init__(
+        self, client: WorkerClient, requests: Sequence[Generate], tokens: TokenBytes, stops: Sequence[str]
+    ) -> None:
+        self._client = client
+        self._requests = {request.request_id: at for at, request in enumerate(requests)}
+        self._to_send = requests
+        self._n = requests[0].n
+        self._queue: Queue[Event | ServeError] = Queue()
+        self.prompts = self._running = len(requests)
+        self._choices = [_Choice(Detokenizer(tokens), StopStrings(stops)) for _ in range(len(requests) * self._n)]
+        self.prompt_tokens = sum(len(request.token_ids) for request in requests)
+        self.completion_tokens = 0
+        self.accepted: dict[int, Accepted] = {}  # by prompt
+        self.completed: dict[int, Completed] = {}
+        self.cancel_cause: Cause = "disconnect"
+
+    def __enter__(self) -> Turn:
+        """Send everything. Raises `WorkerUnavailable`."""
+        try:
+            for request in self._to_send:
+                self._client.submit(request, self._queue)
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abandon()
+
+    @property
+    def choices(self) -> int:
+        """Choices of all prompts together."""
+        return len(self._choices)
+
+    @property
+    def done(self) -> bool:
+        """Every prompt has been completed."""
+        return not self._running
+
+    async def wait(self, seconds: float | None = None) -> list[Delta] | None:
+        """Wait for events, take all that are there, and return what they add; None if none came in time.
+
+        Events such as an acceptance add nothing. Raises the `ServeError` that ended the turn.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                event = await self._queue.get()
+        except TimeoutError:
+            return None
+        deltas = self._take(event)
+        while not self._queue.empty():
+            deltas += self._take(self._queue.get_nowait())
+        return deltas
+
+    def _take(self, event: Event | ServeError) -> list[Delta]:
+        match event:
+            case ServeError():
+                raise event
+            case Failed():
+                raise failure(event)
+            case Accepted():
+                self.accepted[self._requests[event.request_id]] = event
+            case Tokens():
+                return self._tokens(event)
+            case Finished():
+                self.completion_tokens += event.completion_tokens
+                return self._finished(event)
+            case Completed():
+                self.completed[self._requests[event.request_id]] = event
+                self._running -= 1
+                self._check_all_ended(event)
+        return []
+
+    def _tokens(self, event: Tokens) -> list[Delta]:
+        number, choice = self._choice(event)
+        if choice.ended:
+            return []
+        text: list[str] = []
+        for at, token_id in enumerate(event.token_ids):
+            if at < len(event.logprobs):
+                choice.scored.append(ScoredToken(choice.read, event.logprobs[at]))
+            new = choice.detokenizer.feed(token_id)
+            choice.read += len(new)
+            text.append(choice.stops.feed(new))
+            if choice.stops.found:
+                choice.ended = True
+                self._client.cancel(event.request_id, "stop", event.choice)
+                return [self._delta(number, choice, "".join(text), "stop")]
+        delta = self._delta(number, choice, "".join(text), None)
+        return [delta] if delta.text or delta.scored else []
+
+    def _finished(self, event: Finished) -> list[Delta]:
+        number, choice = self._choice(event)
+        if choice.ended:
+            return []
+        if event.reason == "cancelled":
+            raise WorkerFailure("the worker cancelled this request")
+        choice.ended = True
+        return [self._delta(number, choice, choice.stops.finish(), event.reason)]
+
+    def _delta(self, number: int, choice: _Choice, text: str, reason: str | None) -> Delta:
+        """Scored tokens go out with the text they begin; at the end those without text go too."""
+        choice.sent += len(text)
+        ready = [token for token in choice.scored if token.start < choice.sent]
+        if reason is not None and not choice.stops.found:
+            ready = choice.scored
+        choice.scored = choice.scored[len(ready) :]
+        return Delta(number, text, tuple(ready), reason)
+
+    def _choice(self, event: Tokens | Finished) -> tuple[int, _Choice]:
+        number = self._requests[event.request_id] * self._n + event.choice
+        return number, self._choices[number]
+
+    def _check_all_ended(self, event: Completed) -> None:
+        prompt = self._requests[event.request_id]
+        if not all(choice.ended for choice in self._choices[prompt * self._n : (prompt + 1) * self._n]):
+            raise WorkerFailure("the worker completed this request without finishing its choices")
+
+    def _abandon(self) -> None:
+        for request_id in self._requests:
+            self._client.cancel(request_id, self.cancel_cause)
+            self._client.forget(request_id)

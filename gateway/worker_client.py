@@ -1,0 +1,224 @@
+"""The gateway's end of the work socket: one DEALER, a queue for each HTTP request, and a watch on the worker.
+
+Nothing is lost at a high-water mark (there is none). Nothing outlives the worker it was meant for: while no
+worker is connected sending fails instead of queueing, and answers of an older epoch are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Queue
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Literal, cast
+
+import zmq
+import zmq.asyncio
+
+from protocol.codec import decode, encode
+from protocol.errors import ProtocolError, ServeError, WorkerUnavailable
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Completed,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelInfo,
+    Progress,
+    Tokens,
+)
+
+Event = Accepted | Progress | Tokens | Finished | Completed | Failed
+Cause = Literal["disconnect", "stop", "shutdown"]
+
+BEAT_SECONDS = 0.5
+SILENT_BEATS = 6  # beats without a word until a worker counts as gone
+HUNG_SECONDS = 60.0  # an engine loop that has not turned for so long serves nobody
+
+_log = logging.getLogger("prefixd.gateway")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request in the worker. The epoch is that of the worker it was sent to."""
+
+    epoch: str
+    queue: Queue[Event | ServeError]
+
+
+class WorkerClient:
+    """Used on one event loop only."""
+
+    def __init__(self, address: str, *, beat_seconds: float = BEAT_SECONDS) -> None:
+        self._address = address
+        self._beat_seconds = beat_seconds
+        self._gateway_id = token_hex(8)
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._open: dict[str, _Open] = {}
+        self._heartbeat: Heartbeat | None = None
+        self._silent_beats = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.bad_frames = 0
+        self.on_lost: Callable[[int], None] | None = None  # told the number of requests that were open
+
+    async def start(self) -> None:
+        self._connect()
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+
+    async def close(self) -> None:
+        """Cancel what is open in the worker and let go of the socket. No request may be waiting for events."""
+        for request_id in list(self._open):
+            self.cancel(request_id, "shutdown")
+            self.forget(request_id)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close(linger=200)  # milliseconds: enough for the cancellations
+        self._context.term()
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The worker's last word; None once it has been silent for too long."""
+        return self._heartbeat
+
+    def why_not_ready(self) -> str | None:
+        """None if requests can be sent, else the reason."""
+        beat = self._heartbeat
+        if beat is None:
+            return "the worker cannot be reached"
+        if beat.phase != "ready":
+            return f"the worker is {beat.phase}" + (f": {beat.detail}" if beat.detail else "")
+        if beat.loop_age_seconds > HUNG_SECONDS:
+            return f"the worker's engine loop has not turned for {beat.loop_age_seconds:.0f} seconds"
+        if beat.model is None:
+            return "the worker has not said what it serves"
+        return None
+
+    def model(self) -> ModelInfo:
+        """The model being served. Raises `WorkerUnavailable` when no request can be."""
+        reason = self.why_not_ready()
+        if reason is not None or self._heartbeat is None or self._heartbeat.model is None:
+            raise WorkerUnavailable(reason or "the worker is not ready")
+        return self._heartbeat.model
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def submit(self, request: Generate, queue: Queue[Event | ServeError]) -> None:
+        """Send a request; its events go to `queue`, and a `ServeError` if the worker is lost.
+
+        The id must not be open. Raises `WorkerUnavailable`.
+        """
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id} is open already")
+        self.model()
+        assert self._heartbeat is not None
+        if not self._send(request):
+            raise WorkerUnavailable("the worker cannot be reached")
+        self._open[request.request_id] = _Open(self._heartbeat.epoch, queue)
+
+    def cancel(self, request_id: str, cause: Cause, choice: int | None = None) -> None:
+        """Tell the worker to stop a request or one of its choices. No effect once it has ended."""
+        if request_id in self._open:
+            self._send(Cancel(request_id, cause, choice))
+
+    def forget(self, request_id: str) -> None:
+        """Drop the events of a request that are still to come."""
+        self._open.pop(request_id, None)
+
+    def fail_open(self, error: ServeError, cause: Cause) -> None:
+        """Cancel all open requests and end each with `error`."""
+        for request_id in list(self._open):
+            self.cancel(request_id, cause)
+            self._open.pop(request_id).queue.put_nowait(error)
+
+    def _connect(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.IMMEDIATE, 1)  # nothing may wait for a worker that does not exist yet
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.connect(self._address)
+
+    def _send(self, message: Message) -> bool:
+        """Hand a message to ZeroMQ without waiting; False if no worker is connected."""
+        if self._socket is None:
+            return False
+        # Without waiting, the future that comes back is done.
+        sent = cast("asyncio.Future[object]", self._socket.send_multipart(encode(message), flags=zmq.DONTWAIT))
+        return sent.exception() is None
+
+    async def _receive(self) -> None:
+        while True:
+            socket = self._socket
+            assert socket is not None
+            try:
+                frames = await socket.recv_multipart()
+            except (zmq.ZMQError, asyncio.CancelledError):
+                if socket is self._socket:
+                    raise
+                continue  # the socket was replaced
+            self._silent_beats = 0
+            try:
+                self._dispatch(decode(frames))
+            except ProtocolError as error:
+                self.bad_frames += 1
+                _log.error("dropped a message of the worker: %s", error)
+
+    def _dispatch(self, message: Message) -> None:
+        match message:
+            case Heartbeat():
+                self._heard(message)
+            case Accepted() | Progress() | Tokens() | Finished() | Completed() | Failed():
+                request = self._open.get(message.request_id)
+                if request is None or request.epoch != message.epoch:
+                    return
+                if isinstance(message, Completed | Failed):
+                    del self._open[message.request_id]
+                request.queue.put_nowait(message)
+            case _:
+                raise ProtocolError(f"a worker does not send {type(message).__name__} here")
+
+    def _heard(self, beat: Heartbeat) -> None:
+        before, self._heartbeat = self._heartbeat, beat
+        if before is None or before.epoch != beat.epoch:
+            _log.info("worker epoch %s is %s", beat.epoch, beat.phase)
+            self._fail_older(beat.epoch)
+
+    def _fail_older(self, epoch: str | None) -> None:
+        """End the requests of every epoch but this one."""
+        lost = [request_id for request_id, request in self._open.items() if request.epoch != epoch]
+        for request_id in lost:
+            self.cancel(request_id, "disconnect")  # a new worker may have been given it all the same
+            error = WorkerUnavailable("the worker was lost while it served this request")
+            self._open.pop(request_id).queue.put_nowait(error)
+        if lost and self.on_lost is not None:
+            self.on_lost(len(lost))
+
+    async def _beat(self) -> None:
+        """Say hello, and count the beats in which nothing came.
+
+        Beats are counted rather than seconds: when this process itself stood still, the worker is not to blame.
+        """
+        while True:
+            self._send(Hello(self._gateway_id))
+            await asyncio.sleep(self._beat_seconds)
+            self._silent_beats += 1
+            if self._silent_beats >= SILENT_BEATS and self._heartbeat is not None:
+                _log.error("the worker has been silent for %.1f s", SILENT_BEATS * self._beat_seconds)
+                self._heartbeat = None
+                self._fail_older(None)
+                with suppress(zmq.ZMQError):
+                    self._connect()  # whatever was queued for the old one goes with its socket
