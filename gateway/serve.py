@@ -112,7 +112,7 @@ async def _worker_health(settings: GatewaySettings) -> Health:
     """Ready once the gateway has noticed that it is: from then on requests are served."""
     health = await asyncio.to_thread(_heartbeat, settings.run_dir)
     if health.state == "ready" and not await _answers(settings, "/ready"):
-        return Health("starting", "connecting to the gateway")
+        return Health("starting")
     return health
 
 
@@ -123,10 +123,10 @@ def _heartbeat(run_dir: Path) -> Health:
     except (WorkerUnavailable, CommandRefused):
         return Health("starting")
     match heartbeat:
-        case {"phase": "ready" | "failed" as state, "detail": str(detail)}:
-            return Health(state, detail)
-        case {"detail": str(detail)}:
-            return Health("starting", detail)
+        case {"phase": "ready"}:
+            return Health("ready")
+        case {"phase": "failed", "detail": str(cause)}:
+            return Health("failed", cause)
         case _:
             return Health("starting")
 

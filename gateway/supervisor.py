@@ -30,10 +30,10 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a probe found. `detail` is what is being loaded, or the cause of a failure."""
+    """What a probe found. `cause` is that of a failure."""
 
     state: Literal["starting", "ready", "failed"]
-    detail: str = ""
+    cause: str = ""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,6 @@ class Supervisor:
     async def _watch(self, child: Child, process: Process) -> str:
         """Probe until the child is ready or dead, and then wait for its death. A failure it owned up to, or ''."""
         death = asyncio.create_task(process.wait())
-        said, said_at = "", 0.0
         try:
             while not death.done():
                 health = await child.probe()
@@ -148,14 +147,11 @@ class Supervisor:
                     await asyncio.wait({death}, timeout=child.stop_seconds)
                     if not death.done():
                         process.kill()
-                    return health.detail
+                    return health.cause
                 if health.state == "ready" and not death.done():
                     child.ready.set()
                     self._announce(child)
                     await death
-                elif health.detail != said and time.monotonic() - said_at >= 1.0:
-                    said, said_at = health.detail, time.monotonic()
-                    self._report(f"{child.name}: {said}")
                 await asyncio.wait({death}, timeout=PROBE_SECONDS)
         finally:
             death.cancel()
