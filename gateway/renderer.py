@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.boundaries import Cut, merge, message_ends
-from gateway.conversation import Conversation, Message
+from gateway.conversation import Conversation, Message, ToolCall
 from gateway.template import ChatTemplate, Rendered
 from gateway.template_env import to_json
 
@@ -22,6 +22,9 @@ class Habits:
     arguments_as_text: bool = False  # tool arguments as JSON text, not as an object
     empty_content: str | None = ""  # content of a message that only calls tools
     ordinal_ids: bool = False  # refuses tool call ids as clients write them
+    calls_as_text: bool = False  # drops tool calls: they are written into the content
+    results_as_user: bool = False  # drops or refuses tool results: they are a user's messages
+    tools_as_text: bool = False  # drops tools: they are written into the system text
     no_tools: tuple[()] | None = None  # what to pass where there are none
     answer_in_loop: bool = False  # the generation prompt is written inside the loop over messages
     misplaced: frozenset[str] = frozenset()  # roles whose text is not where their turn is
@@ -48,17 +51,25 @@ class Renderer:
     def render(self, conversation: Conversation) -> PromptText:
         """Raises what the template raises."""
         reply = not conversation.continues
-        messages = self.messages(conversation)
-        tools = conversation.tools or self.habits.no_tools
-        extra = conversation.variables | self.variables(conversation)
-        rendered = self.template.render(messages, tools, reply=reply, extra=extra)
+        rendered = self.run(conversation, reply)
         text, limit = rendered.text, len(rendered.text)
         if not reply:
             text = text.removesuffix(self.habits.end_of_turn)
         elif self.habits.answer_in_loop:
-            plain = self.template.render(messages, tools, reply=False, extra=extra)
-            limit = common_prefix(text, plain.text)
+            limit = common_prefix(text, self.run(conversation, False).text)
         return PromptText(text, tuple(self._cuts(conversation, rendered, min(limit, len(text)))))
+
+    def run(self, conversation: Conversation, reply: bool) -> Rendered:
+        """Render as it is, with or without the generation prompt. Raises what the template raises."""
+        messages = self.messages(conversation)
+        tools = () if self.habits.tools_as_text else conversation.tools
+        return self.template.render(
+            messages,
+            tools or self.habits.no_tools,
+            reply=reply,
+            extra=conversation.variables | self.variables(conversation),
+            ours=len(messages) - len(conversation.messages),
+        )
 
     def variables(self, conversation: Conversation) -> dict[str, Any]:
         """What Firefunction's template wants besides messages and tools; nothing for others."""
@@ -68,17 +79,27 @@ class Renderer:
         return {"functions": functions, "datetime": datetime.now().strftime("%B %d %Y")}
 
     def messages(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """Messages as the template wants them."""
+        """Messages as the template wants them; one more in front where only that can show the tools."""
         names = _tool_names(conversation.messages)
         ordinals: dict[str, str] = {}
-        return [
+        messages = [
             self._message(message, names.get(index), ordinals)
             for index, message in enumerate(conversation.messages)
         ]
+        if not (self.habits.tools_as_text and conversation.tools):
+            return messages
+        text = _tools_text(conversation.tools)
+        if conversation.messages[0].role != "system":
+            return [{"role": "system", "content": text}, *messages]
+        messages[0]["content"] += "\n\n" + text
+        return messages
 
     def _message(self, message: Message, tool_name: str | None, ordinals: dict[str, str]) -> dict[str, Any]:
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.tool_calls:
+        if message.tool_calls and self.habits.calls_as_text:
+            written = [_call_text(call) for call in message.tool_calls]
+            fields["content"] = "\n".join([message.content, *written] if message.content else written)
+        elif message.tool_calls:
             fields["tool_calls"] = [
                 self._call(call.id, call.name, call.arguments, ordinals) for call in message.tool_calls
             ]
@@ -86,6 +107,8 @@ class Renderer:
                 fields["content"] = self.habits.empty_content
         if message.reasoning:
             fields |= dict.fromkeys(self._reasoning_names, message.reasoning)
+        if message.role == "tool" and self.habits.results_as_user:
+            return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
         if message.role == "tool":
             if message.tool_call_id and self._uses_ids:
                 fields["tool_call_id"] = self._id(message.tool_call_id, ordinals)
@@ -149,6 +172,20 @@ def common_prefix(one: str, other: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _call_text(call: ToolCall) -> str:
+    body = to_json({"name": call.name, "arguments": call.arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _tools_text(tools: tuple[dict[str, Any], ...]) -> str:
+    """Tools for a model whose template has no place for them, in the form of the calls above."""
+    listed = "\n".join(to_json(tool["function"]) for tool in tools)
+    return (
+        f"You can call these functions:\n<tools>\n{listed}\n</tools>\n"
+        'To call one, answer with <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
+    )
 
 
 def _tool_names(messages: tuple[Message, ...]) -> dict[int, str]:

@@ -68,9 +68,13 @@ class ChatTemplate:
         *,
         reply: bool,
         extra: dict[str, Any] | None = None,
+        ours: int = 0,
     ) -> Rendered:
-        """Render; `reply` adds the generation prompt. Raises what the template raises."""
-        owners = _Owners(messages)
+        """Render; `reply` adds the generation prompt, `ours` leading messages own nothing and are not counted.
+
+        Raises what the template raises.
+        """
+        owners = _Owners(messages[ours:])
         context = self._variables | (extra or {})
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         context |= {_ENTER: owners.enter, _LEAVE: owners.leave}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -46,7 +47,21 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it: Jinja's own filter escapes for HTML and sorts keys."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: object) -> list[object]:
+    """Filters such as `map` give iterators."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 def _raise_exception(message: str) -> None:

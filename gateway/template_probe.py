@@ -66,11 +66,8 @@ def probe_texts(renderer: Renderer) -> Iterator[str]:
 
 
 def _text(template: ChatTemplate, habits: Habits, conversation: Conversation, reply: bool = True) -> str | None:
-    renderer = Renderer(template, habits)
     try:
-        tools = conversation.tools or habits.no_tools
-        extra = renderer.variables(conversation)
-        return template.render(renderer.messages(conversation), tools, reply=reply, extra=extra).text
+        return Renderer(template, habits).run(conversation, reply).text
     except Exception:  # whatever a foreign template's code raises means: not like this
         return None
 
@@ -92,9 +89,22 @@ def _plain_habits(template: ChatTemplate) -> Habits:
 
 
 def _tool_habits(template: ChatTemplate, habits: Habits) -> Habits:
-    """The first way of writing a tool call that comes out right; as given where none does."""
-    for ordinal, as_text, empty in product((False, True), (False, True), ("", None)):
-        tried = replace(habits, ordinal_ids=ordinal, arguments_as_text=as_text, empty_content=empty)
+    """The first way of writing tool calls, results and tools that comes out right; as given where none does."""
+    text = _text(template, habits, Conversation(_PLAIN, (_TOOL,)))
+    if text is not None and _CALL.name not in text:
+        shown = replace(habits, tools_as_text=True)
+        if _CALL.name in (_text(template, shown, Conversation(_PLAIN, (_TOOL,))) or ""):
+            habits = shown
+    forms = ((False, False), (True, False), (True, True))
+    for form, ordinal, raw, empty in product(forms, (False, True), (False, True), ("", None)):
+        tried = replace(
+            habits,
+            calls_as_text=form[0],
+            results_as_user=form[1],
+            ordinal_ids=ordinal,
+            arguments_as_text=raw,
+            empty_content=empty,
+        )
         text = _text(template, tried, Conversation(_TOOL_CHATS[0], (_TOOL,)))
         if text is not None and _call_came_out(text):
             return tried
@@ -109,11 +119,8 @@ def _call_came_out(text: str) -> bool:
 
 def _answers_in_loop(template: ChatTemplate, habits: Habits, conversation: Conversation) -> bool:
     renderer = Renderer(template, habits)
-    messages, extra = renderer.messages(conversation), renderer.variables(conversation)
-    tools = conversation.tools or habits.no_tools
-    asking = template.render(messages, tools, reply=True, extra=extra)
-    plain = template.render(messages, tools, reply=False, extra=extra)
-    end = message_ends(asking.spans, len(messages))[-1]
+    asking, plain = renderer.run(conversation, True), renderer.run(conversation, False)
+    end = message_ends(asking.spans, len(conversation.messages))[-1]
     return end is not None and end > common_prefix(asking.text, plain.text)
 
 
@@ -125,7 +132,7 @@ def _misplaced(template: ChatTemplate, habits: Habits, conversation: Conversatio
         at = prompt.text.find(message.content) if message.content else -1
         if at < 0:
             continue
-        if any((at < cut.end) != (index < cut.messages) for cut in prompt.cuts if cut.kind != "head"):
+        if any((at < cut.end) != (index < cut.messages) for cut in prompt.cuts):
             yield message.role
 
 
