@@ -113,6 +113,8 @@ def describe_default(cls: type[ProcessSettings], name: str) -> str:
         return "auto"
     if value is None or value == ():
         return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
     return format_size(value) if _SIZE in field.metadata else str(value)
 
 

@@ -46,14 +46,14 @@ async def chat(
     usage: dict[str, Any] = {}
     async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
-            raise RuntimeError(f"{base_url} answers {response.status}: {await response.text()}")
+            raise SystemExit(f"{base_url} answers {response.status}: {await response.text()}")
         cache = parse_cache_header(response.headers.get("x-prefixd-cache", ""))
         async for line in response.content:
             if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
                 continue
             event = json.loads(line[6:])
             if "error" in event:
-                raise RuntimeError(f"{base_url} fails: {event['error']}")
+                raise SystemExit(f"{base_url} fails: {event['error']}")
             usage = event.get("usage") or usage
             cache |= {name: str(value) for name, value in (event.get("prefixd") or {}).items()}
             for choice in event["choices"]:
