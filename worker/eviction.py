@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count
 RETURNED_WEIGHT = 16.0  # a conversation that came back, against one that never did
-NEWCOMER_WEIGHT = 4.0  # what was just computed, against what is kept: a newcomer gives way to far more only
+SMALL_PART = 1 / 8  # a newcomer that saves less than this part of what it would push out is not kept
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
 
@@ -33,18 +33,16 @@ class Candidate(NamedTuple):
     fixed: bool  # in use, pinned or protected: stays
 
 
-def worth(start: int, end: int, returned: bool, idle_seconds: float) -> float:
-    """The expected cost, in tokens, of having to compute [start, end) again."""
-    cost = (end - start) + (end * end - start * start) / (2 * QUADRATIC_TOKENS)
-    likelihood = (RETURNED_WEIGHT if returned else 1.0) / (1.0 + idle_seconds / PAUSE_SECONDS) ** 2
-    return cost * likelihood
+def recompute_cost(start: int, end: int) -> float:
+    """What computing [start, end) costs, in tokens without a prefix."""
+    return (end - start) + (end * end - start * start) / (2 * QUADRATIC_TOKENS)
 
 
 def choose_for_slot(candidates: Iterable[Candidate], newcomer: float | None = None) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    Interior snapshots go first: their blocks stay with what extends them. Then leaves, and anchors last. Where a
-    leaf or an anchor is worth far more than the newcomer, it is the newcomer that is not kept.
+    Interior snapshots go first: their blocks stay with what extends them. Then leaves, and anchors last. A newcomer
+    (its cost to compute again) that is small beside such a leaf or anchor is not kept in its place.
     """
 
     def order(candidate: Candidate) -> tuple[int, float, int]:
@@ -53,8 +51,10 @@ def choose_for_slot(candidates: Iterable[Candidate], newcomer: float | None = No
     victim = min((c for c in candidates if not c.fixed), key=order, default=None)
     if victim is None:
         return None
-    if newcomer is not None and _rank(victim) > 0 and _value(victim) > NEWCOMER_WEIGHT * newcomer:
-        return None
+    if newcomer is not None and _rank(victim) > 0:
+        lost = recompute_cost(victim.start, victim.end) * _recency(victim)
+        if newcomer < lost * SMALL_PART:
+            return None
     return victim.slot
 
 
@@ -103,7 +103,12 @@ def _rank(candidate: Candidate) -> int:
 
 
 def _value(candidate: Candidate) -> float:
-    return worth(candidate.start, candidate.end, candidate.returned, candidate.idle_seconds)
+    weight = RETURNED_WEIGHT if candidate.returned else 1.0
+    return recompute_cost(candidate.start, candidate.end) * weight * _recency(candidate)
+
+
+def _recency(candidate: Candidate) -> float:
+    return 1.0 / (1.0 + candidate.idle_seconds / PAUSE_SECONDS) ** 2
 
 
 def _loss(candidate: Candidate, own: int, needed: int) -> float:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 from protocol.control import Removed, SlotInfo, TreeNode
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool
-from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, worth
+from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, recompute_cost
 from worker.invariants import check_invariants
 from worker.lookup import Lookup, explain
 from worker.placement import worth_keeping
@@ -53,7 +53,7 @@ class Restored(NamedTuple):
 class Reservation:
     """The right to one slot: a free one, or that of a victim which stays until the write begins.
 
-    `newcomer` is what the snapshot is worth, once that is known; `written` from `begin_write` on.
+    `newcomer` is what its tokens cost to compute, once known; `written` is set from `begin_write` on.
     """
 
     slot: int | None
@@ -253,9 +253,8 @@ class SnapshotStore:
                 self.abort(reservation, "duplicate")
                 return None
             self._drop_stale(chain[-1], fault)
-        returned = any(node.hits and node.kind != "head" for node in chain)
         start = max((node.end for node in chain if node.slot is not None), default=0)
-        reservation.newcomer = worth(start, boundary.end, returned, 0.0)
+        reservation.newcomer = recompute_cost(start, boundary.end)
         kept = tuple(blocks)
         self.pool.share(kept)
         slot = self.begin_write(reservation)
@@ -269,6 +268,7 @@ class SnapshotStore:
             if not self.held[block]:
                 self.held_count += 1
             self.held[block] += 1
+        returned = any(above.hits and above.kind != "head" for above in node.ancestors())
         self.slots.publish(Snapshot(slot, node, kept, stored_tokens, returned, now))
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
