@@ -11,7 +11,7 @@ from contextlib import suppress
 from secrets import token_hex
 
 import orjson
-from aiohttp import ContentTypeError, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_exceptions import HTTPException
@@ -123,7 +123,7 @@ async def _body(request: web.Request) -> bytes:
         raise RequestError(
             f"the body is larger than {request.client_max_size} bytes", code="request_too_large", status=413
         ) from error
-    except (HttpProcessingError, ContentTypeError, ValueError) as error:
+    except (web.RequestPayloadError, HttpProcessingError) as error:
         raise RequestError(f"the body cannot be read: {error}") from error
 
 

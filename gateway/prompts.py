@@ -107,7 +107,7 @@ class PromptMaker:
 
     def _kept(self, renderer: Renderer) -> frozenset[str]:
         """Control strings that the template itself looks for in an answer, such as `</think>`."""
-        looked_for = renderer.template.inner_texts
+        looked_for = renderer.template.looked_for
         return frozenset(t for t in self.tokenizer.control.tokens if any(t in text for text in looked_for))
 
     def _one_bos(self, ids: array[int]) -> tuple[array[int], int]:

@@ -8,12 +8,12 @@ whatever the template trims. Loops whose output is captured (macros, set and fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Template, nodes
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.template_env import build_environment
@@ -21,6 +21,7 @@ from protocol.errors import SettingsError
 
 _ENTER, _LEAVE = "prefixd_enter_message", "prefixd_leave_messages"
 _CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
+_SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
 NOBODY = -1  # owner of text that no message's iteration wrote
 
 
@@ -51,7 +52,7 @@ class ChatTemplate:
         environment = build_environment()
         try:
             tree = environment.parse(source)
-            self.names, self.inner_texts = _vocabulary(tree)
+            self._names, self.looked_for = _vocabulary(tree)
             _report_loops(tree, environment)
             self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
         except TemplateSyntaxError as error:
@@ -59,7 +60,7 @@ class ChatTemplate:
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a field or variable of this name anywhere."""
-        return name in self.names
+        return name in self._names
 
     def render(
         self,
@@ -179,14 +180,18 @@ def _report(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
 
 
 def _vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
-    """All names and field names, and the strings in expressions that compare or call rather than print."""
+    """All names and field names, and the strings that the template looks for in others."""
     names = {node.name for node in tree.find_all(nodes.Name)}
     names |= {node.attr for node in tree.find_all(nodes.Getattr)}
-    texts = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-    logic: list[str] = []
-    for node in tree.find_all((nodes.Call, nodes.Compare, nodes.Filter, nodes.Test)):
-        logic += [c.value for c in node.find_all(nodes.Const) if isinstance(c.value, str)]
-    return frozenset(names) | frozenset(texts), tuple(logic)
+    names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    looked_for: list[str] = []
+    for compare in tree.find_all(nodes.Compare):
+        looked_for += _constants([compare.expr, *(operand.expr for operand in compare.ops)])
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
+            looked_for += _constants(call.args)
+    return frozenset(names), tuple(looked_for)
 
 
-__all__ = ["NOBODY", "ChatTemplate", "Rendered", "Span", "TemplateError"]
+def _constants(expressions: Iterable[nodes.Expr]) -> list[str]:
+    return [e.value for e in expressions if isinstance(e, nodes.Const) and isinstance(e.value, str)]
