@@ -18,6 +18,7 @@ FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long is restarted without a longer delay
 PROBE_SECONDS = 0.1
+FAILED_SECONDS = 2.0  # for a child that has owned up to a failure to end by itself
 EXIT_REFUSED = 2  # a child that refuses its settings: trying again cannot help
 
 _PR_SET_PDEATHSIG = 1
@@ -143,8 +144,7 @@ class Supervisor:
             while not death.done():
                 health = await child.probe()
                 if health.state == "failed":
-                    process.terminate()
-                    await asyncio.wait({death}, timeout=child.stop_seconds)
+                    await asyncio.wait({death}, timeout=FAILED_SECONDS)
                     if not death.done():
                         process.kill()
                     return health.cause

@@ -133,7 +133,8 @@ async def test_refused_settings_are_not_tried_again(stage):
     assert stage.journal() == ["start worker"]
 
 
-async def test_a_failure_that_a_living_worker_owns_up_to_is_the_cause(stage):
+async def test_a_failure_that_a_living_worker_owns_up_to_is_the_cause(stage, monkeypatch):
+    monkeypatch.setattr(supervisor, "FAILED_SECONDS", 0.05)
     child = stage.child("worker", LIVES, state=Health("failed", "not enough memory for the weights"))
     with pytest.raises(ChildFailed, match="not enough memory for the weights"):
         await asyncio.wait_for(stage.supervise(child), 30)
