@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 a process does not come up, 2 bad settings."""
     settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateway, supervised.")
     prepare_run_dir(settings.run_dir)
-    with lock_run_dir(settings.run_dir, "serve"):
+    with lock_run_dir(settings.run_dir, "daemon"):
         try:
             _have_model(settings.model)
             settings = settings.model_copy(update={"port": _free_port(settings.host, settings.port)})

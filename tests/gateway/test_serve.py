@@ -223,7 +223,7 @@ def test_serve_names_a_port_that_is_taken(capsys, tmp_path):
 
 def test_serve_names_the_daemon_that_holds_the_run_dir(capsys, tmp_path):
     prepare_run_dir(tmp_path)
-    with lock_run_dir(tmp_path, "serve"):
+    with lock_run_dir(tmp_path, "daemon"):
         message = serve_refused(capsys, "--run-dir", tmp_path)
     assert "run_dir: " in message
     assert str(os.getpid()) in message
