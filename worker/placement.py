@@ -17,15 +17,17 @@ def worth_keeping(
     """The boundaries in (depth, total_tokens] to keep, rising: head, newest, branch points, and periodic ones.
 
     `chain` are the nodes of the request's first boundaries, known from earlier requests. Where the request leaves
-    what is known, or passes a node that others leave another way, more will branch: that is a branch point.
+    what is known, or passes a node that others leave another way, more will branch: that is a branch point. So is
+    the last one below the end of a prompt that has come before, which cannot start from its end.
     """
     ahead = [boundary for boundary in boundaries if depth < boundary.end <= total_tokens]
     if not ahead:
         return []
     ends = {ahead[-1].end, *_periodic(ahead, total_tokens, depth)}
     ends.update(boundary.end for boundary in ahead if boundary.kind == "head")
-    branches = [node.end for node in chain if node is chain[-1] or node.is_branch]
-    ends.update([end for end in branches if end > depth][-MAX_BRANCHES:])
+    within = [node for node in chain if depth < node.end < total_tokens]
+    branches = [node.end for node in within if node is within[-1] or node.is_branch]
+    ends.update(branches[-MAX_BRANCHES:])
     kept = {node.end for node in chain if node.slot is not None}
     return [boundary for boundary in ahead if boundary.end in ends and boundary.end not in kept]
 

@@ -1,0 +1,144 @@
+from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, recompute_cost
+
+
+def candidate(slot, end=100, **fields):
+    values = {
+        "parent": None,
+        "start": 0,
+        "interior": False,
+        "anchor": False,
+        "returned": False,
+        "idle_seconds": 0.0,
+        "last_used": slot,
+        "blocks": (),
+        "fixed": False,
+    }
+    return Candidate(slot=slot, end=end, **(values | fields))
+
+
+def blocks_of(*candidates, others=()):
+    """Reference counts as these snapshots and other holders would make them."""
+    counts = [0] * 100
+    for blocks in [*(c.blocks for c in candidates), others]:
+        for block in blocks:
+            counts[block] += 1
+    return counts
+
+
+# Slots
+
+
+def test_an_interior_snapshot_goes_before_any_leaf():
+    leaf, interior = candidate(0, end=10, idle_seconds=9999), candidate(1, end=9000, interior=True)
+    assert choose_for_slot([leaf, interior]) == 1
+
+
+def test_heads_and_branch_points_go_after_leaves():
+    leaf, anchor = candidate(0, end=9000), candidate(1, end=10, interior=True, anchor=True)
+    assert choose_for_slot([leaf, anchor]) == 0
+    assert choose_for_slot([anchor]) == 1
+
+
+def test_the_interior_snapshot_that_saves_least_goes_first():
+    wide = candidate(0, start=0, end=4000, interior=True)
+    narrow = candidate(1, start=4000, end=4100, interior=True)
+    assert choose_for_slot([wide, narrow]) == 1
+
+
+def test_of_equal_leaves_the_one_not_used_longest_goes():
+    assert choose_for_slot([candidate(0, last_used=5), candidate(1, last_used=4)]) == 1
+    assert choose_for_slot([candidate(0, idle_seconds=10), candidate(1, idle_seconds=9)]) == 0
+
+
+def test_a_one_shot_goes_before_a_session_that_came_back():
+    session = candidate(0, returned=True, idle_seconds=600)
+    assert choose_for_slot([session, candidate(1)]) == 1
+
+
+def test_what_nobody_asks_for_goes_at_last_however_long_it_is():
+    session = candidate(0, end=30_000, returned=True, idle_seconds=7 * 24 * 3600)
+    assert choose_for_slot([session, candidate(1, end=300)]) == 0
+
+
+def test_fixed_slots_are_never_chosen():
+    assert choose_for_slot([candidate(0, fixed=True)]) is None
+    assert choose_for_slot([]) is None
+
+
+def test_a_small_newcomer_does_not_push_out_a_long_session():
+    session = candidate(0, end=30_000)
+    assert choose_for_slot([session], recompute_cost(0, 300)) is None
+    assert choose_for_slot([session], recompute_cost(0, 8_000)) == 0
+
+
+def test_a_newcomer_takes_the_place_of_an_equal_one_that_came_back():
+    """Or a new conversation would never begin to be kept beside old ones."""
+    assert choose_for_slot([candidate(0, end=3000, returned=True)], recompute_cost(0, 3000)) == 0
+
+
+def test_a_small_newcomer_takes_an_interior_slot():
+    assert choose_for_slot([candidate(0, end=30_000, interior=True)], recompute_cost(0, 300)) == 0
+
+
+# Blocks
+
+
+def test_as_many_leaves_go_as_are_needed():
+    one, two, three = (candidate(i, blocks=(10 * i + 1, 10 * i + 2)) for i in range(3))
+    assert choose_for_blocks([one, two, three], 3, blocks_of(one, two, three)) == [0, 1]
+
+
+def test_nothing_goes_where_all_together_would_not_do():
+    one, two = candidate(0, blocks=(1, 2)), candidate(1, blocks=(3, 4), fixed=True)
+    assert choose_for_blocks([one, two], 3, blocks_of(one, two)) is None
+
+
+def test_only_blocks_that_nobody_else_holds_count():
+    shared, own = candidate(0, blocks=(1, 2)), candidate(1, blocks=(3,), returned=True)
+    assert choose_for_blocks([shared, own], 1, blocks_of(shared, own, others=(1, 2))) == [1]
+    assert choose_for_blocks([shared], 1, blocks_of(shared, others=(1, 2))) is None
+
+
+def test_a_leaf_goes_before_what_it_extends():
+    head = candidate(0, end=8, blocks=(1, 2), interior=True, anchor=True)
+    leaf = candidate(1, start=8, end=16, parent=0, blocks=(1, 2, 3, 4), returned=True)
+    assert choose_for_blocks([head, leaf], 2, blocks_of(head, leaf)) == [1]
+    assert choose_for_blocks([head, leaf], 4, blocks_of(head, leaf)) == [1, 0]
+
+
+def test_an_ancestor_goes_only_with_its_last_descendant():
+    head = candidate(0, end=4, blocks=(1,), interior=True)
+    left = candidate(1, end=8, parent=0, blocks=(1, 2))
+    right = candidate(2, end=8, parent=0, blocks=(1, 3), fixed=True)
+    assert choose_for_blocks([head, left, right], 1, blocks_of(head, left, right)) == [1]
+    assert choose_for_blocks([head, left, right], 2, blocks_of(head, left, right)) is None
+
+
+def test_a_small_need_is_met_by_small_snapshots():
+    session = candidate(0, end=30_000, idle_seconds=300, blocks=tuple(range(1, 60)))
+    one_shots = [candidate(i, end=300, blocks=(60 + i,)) for i in range(1, 5)]
+    everything = [session, *one_shots]
+    assert choose_for_blocks(everything, 2, blocks_of(*everything)) == [1, 2]
+
+
+def test_an_interior_snapshot_computed_apart_gives_its_own_blocks():
+    """Two clients sent the same prompt at once: what is in use shares no memory with what it extends."""
+    head = candidate(0, end=8, blocks=(1, 2), interior=True)
+    leaf = candidate(1, start=8, end=16, parent=0, blocks=(3, 4, 5, 6), fixed=True)
+    assert choose_for_blocks([head, leaf], 2, blocks_of(head, leaf)) == [0]
+
+
+def test_a_snapshot_whose_going_frees_nothing_is_spared():
+    busy = candidate(0, end=8, blocks=(1, 2))
+    useful = candidate(1, end=9000, returned=True, blocks=(3, 4))
+    assert choose_for_blocks([busy, useful], 2, blocks_of(busy, useful, others=(1, 2))) == [1]
+
+
+def test_a_block_held_by_two_snapshots_comes_free_with_the_second():
+    one, two = candidate(0, blocks=(1, 2)), candidate(1, blocks=(1, 2))
+    assert choose_for_blocks([one, two], 1, blocks_of(one, two)) == [0, 1]
+
+
+def test_a_longer_prefix_costs_more_per_token():
+    assert recompute_cost(0, 1000) < recompute_cost(30_000, 31_000)
+    assert recompute_cost(0, 3000) == recompute_cost(0, 1000) + recompute_cost(1000, 3000)
