@@ -12,11 +12,15 @@ EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_BYTES = 98_362_432
 
 
-def embedded_model_file() -> Path:
-    """Where the embedded model is kept once fetched: under `$XDG_CACHE_HOME`, or `~/.cache`."""
+def cache_dir() -> Path:
+    """Where files are kept that can be had again: under `$XDG_CACHE_HOME`, or `~/.cache`."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    base = Path(cache) if cache else Path.home() / ".cache"
-    return base / "prefixd" / "models" / EMBEDDED_FILE
+    return (Path(cache) if cache else Path.home() / ".cache") / "prefixd"
+
+
+def embedded_model_file() -> Path:
+    """Where the embedded model is kept once fetched."""
+    return cache_dir() / "models" / EMBEDDED_FILE
 
 
 def resolve_model(model: str) -> Path:

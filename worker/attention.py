@@ -9,14 +9,19 @@ at start on the machine at hand.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.cpu_kernels import attend_rows
+from worker.heads import HeadNorms, split_heads
 from worker.kv_cache import BLOCK_TOKENS, BlockRun, KVCache
+from worker.rope import RotaryTable
 
 KEY_MULTIPLE = 512
 _HEAD_MULTIPLE = 4
+_NO_NORM = np.empty(0, np.float32)
 
 
 def padded_keys(length: int, multiple: int = KEY_MULTIPLE) -> int:
@@ -41,13 +46,20 @@ class PrefillAttention:
     """
 
     def __init__(
-        self, cache: KVCache, blocks: list[int], start: int, rows: int, count: int, key_multiple: int
+        self,
+        cache: KVCache,
+        rotary: RotaryTable,
+        blocks: list[int],
+        start: int,
+        rows: int,
+        count: int,
+        key_multiple: int,
     ) -> None:
         device = cache.memory.device
         self._cache = cache
         self._rows = rows
         positions = torch.arange(start, start + count, device=device)
-        self.positions = positions
+        self._cos, self._sin = rotary.rows(positions)
         real = positions[:rows]
         table = torch.tensor(blocks, dtype=torch.int64, device=device)
         self._token_rows = table[real // BLOCK_TOKENS] * BLOCK_TOKENS + real % BLOCK_TOKENS
@@ -56,7 +68,8 @@ class PrefillAttention:
         allowed = torch.arange(keys, device=device) <= positions[:, None]
         self._mask = _additive(allowed, cache.memory.dtype)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        q, k, v = split_heads(qkv, self._cache.kv_heads, norms, self._cos, self._sin)
         rows, heads, dim = q.shape
         self._cache.write(layer, self._token_rows, k[: self._rows], v[: self._rows])
         keys, values = self._cache.read(layer, self._blocks)
@@ -77,12 +90,19 @@ class DecodeAttention:
     """
 
     def __init__(
-        self, cache: KVCache, tables: list[list[int]], lengths: list[int], count: int, key_multiple: int
+        self,
+        cache: KVCache,
+        rotary: RotaryTable,
+        tables: list[list[int]],
+        lengths: list[int],
+        count: int,
+        key_multiple: int,
     ) -> None:
         device = cache.memory.device
         self._cache = cache
         self._real = len(lengths)
-        self.positions = torch.tensor(lengths + [0] * (count - len(lengths)), device=device)
+        positions = torch.tensor(lengths + [0] * (count - len(lengths)), device=device)
+        self._cos, self._sin = rotary.rows(positions)
         rows = [
             table[length // BLOCK_TOKENS] * BLOCK_TOKENS + length % BLOCK_TOKENS
             for table, length in zip(tables, lengths, strict=True)
@@ -100,10 +120,11 @@ class DecodeAttention:
                 wanted = keys // BLOCK_TOKENS
                 padded = [tables[m][:wanted] + [0] * (wanted - len(tables[m][:wanted])) for m in members]
                 blocks = torch.tensor(padded, dtype=torch.int64, device=device).flatten()
-            allowed = torch.arange(keys, device=device) <= self.positions[rows_of, None]
+            allowed = torch.arange(keys, device=device) <= positions[rows_of, None]
             self._groups.append((rows_of, blocks, _additive(allowed, cache.memory.dtype)[:, None, None, :]))
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        q, k, v = split_heads(qkv, self._cache.kv_heads, norms, self._cos, self._sin)
         count, heads, dim = q.shape
         real = self._real
         self._cache.write(layer, self._token_rows, k[:real], v[:real])
@@ -125,5 +146,54 @@ class DecodeAttention:
         return out
 
 
+class CpuDecodeAttention:
+    """`DecodeAttention` for float32 pools on a CPU, by our own kernel: each row in one fixed order."""
+
+    def __init__(
+        self, cache: KVCache, rotary: RotaryTable, tables: list[list[int]], lengths: list[int], count: int
+    ) -> None:
+        self._cache = cache
+        self._lengths = np.array(lengths, dtype=np.int64)
+        self._tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
+        for row, table in enumerate(tables):
+            self._tables[row, : len(table)] = table
+        cos, sin = rotary.rows(torch.tensor(lengths + [0] * (count - len(lengths))))
+        self._cos, self._sin = cos.numpy(), sin.numpy()
+
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        count, parts, dim = qkv.shape
+        out = torch.empty(count, parts - 2 * self._cache.kv_heads, dim)
+        keys, values = self._cache.arrays(layer)
+        attend_rows(
+            qkv.numpy(),
+            self._cos,
+            self._sin,
+            norms.q.numpy() if norms else _NO_NORM,
+            norms.k.numpy() if norms else _NO_NORM,
+            norms.eps if norms else 0.0,
+            keys,
+            values,
+            self._tables,
+            self._lengths,
+            BLOCK_TOKENS,
+            out.numpy(),
+        )
+        return out.flatten(1)
+
+
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+
+
+def decode_attention(
+    cache: KVCache,
+    rotary: RotaryTable,
+    tables: list[list[int]],
+    lengths: list[int],
+    count: int,
+    key_multiple: int,
+) -> CpuDecodeAttention | DecodeAttention:
+    """The decode attention of `count` rows that suits the pool."""
+    if cache.has_arrays:
+        return CpuDecodeAttention(cache, rotary, tables, lengths, count)
+    return DecodeAttention(cache, rotary, tables, lengths, count, key_multiple)

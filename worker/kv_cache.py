@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker.cpu_kernels import Floats
 from worker.model_config import ModelConfig
 
 BLOCK_TOKENS = 32
@@ -38,6 +39,9 @@ class KVCache:
         self.num_blocks = num_blocks
         # Per layer: keys and values by token row [2, kv_heads, blocks * block_tokens, head_dim].
         self._rows = list(self.memory.flatten(3, 4).unbind(0))
+        self.kv_heads = config.num_kv_heads
+        on_cpu = device.type == "cpu" and dtype == torch.float32
+        self._arrays = [(rows[0].numpy(), rows[1].numpy()) for rows in self._rows] if on_cpu else []
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [tokens, kv_heads, head_dim] at token rows (block * block_tokens + offset) [tokens]."""
@@ -53,6 +57,15 @@ class KVCache:
             return keys[:, span], values[:, span]
         pair = self.memory[layer]
         return pair[0].index_select(1, blocks).flatten(1, 2), pair[1].index_select(1, blocks).flatten(1, 2)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether `arrays` can be had: float32 on a CPU."""
+        return bool(self._arrays)
+
+    def arrays(self, layer: int) -> tuple[Floats, Floats]:
+        """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim], as NumPy sees them."""
+        return self._arrays[layer]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block over all layers: what copy-on-write does before a shared block is written."""

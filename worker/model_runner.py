@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.attention import DecodeAttention, PrefillAttention
+from worker.attention import PrefillAttention, decode_attention
 from worker.kv_cache import KVCache
 from worker.models.llama import LlamaModel
 from worker.row_check import HEAD_ROWS, RowCounts
@@ -38,10 +38,11 @@ class ModelRunner:
         """
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.prefill)
-        attend = PrefillAttention(self.cache, blocks, start, rows, count, self.row_counts.key_multiple)
+        attend = PrefillAttention(
+            self.cache, self.model.rotary, blocks, start, rows, count, self.row_counts.key_multiple
+        )
         ids = torch.tensor([*token_ids, *[0] * (count - rows)], dtype=torch.int64, device=self.model.device)
-        limit = self.model.max_positions - 1
-        return self.model.forward(ids, attend.positions.clamp(max=limit), attend)
+        return self.model.forward(ids, attend)
 
     @torch.inference_mode()
     def head_row(self, hidden_row: Tensor) -> Tensor:
@@ -55,9 +56,11 @@ class ModelRunner:
         """One step: token i goes to position lengths[i] of sequence i. Float32 logits [len(token_ids), vocab]."""
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.decode)
-        attend = DecodeAttention(self.cache, tables, lengths, count, self.row_counts.key_multiple)
+        attend = decode_attention(
+            self.cache, self.model.rotary, tables, lengths, count, self.row_counts.key_multiple
+        )
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
-        return self.model.logits(self.model.forward(ids, attend.positions, attend))[:rows]
+        return self.model.logits(self.model.forward(ids, attend))[:rows]
 
 
 def _count_for(rows: int, counts: tuple[int, ...]) -> int:

@@ -34,21 +34,26 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of every position up to a length, float32 [positions, head_dim / 2]."""
+    """Factors of every position up to a length, float32 [positions, head_dim] each.
+
+    `cos` multiplies a vector, `sin` the vector with its halves exchanged: its first half carries the minus sign.
+    """
 
     def __init__(self, config: ModelConfig, max_positions: int, device: torch.device) -> None:
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(config))
-        self.cos = angles.cos().to(device)
-        self.sin = angles.sin().to(device)
+        sin = angles.sin()
+        self.cos = angles.cos().repeat(1, 2).to(device)
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [rows, 1, head_dim / 2], of int64 positions [rows]."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        """(cos, sin), each [rows, head_dim], of int64 positions [rows]. Padding may lie past the table's end."""
+        within = positions.clamp(max=len(self.cos) - 1)
+        return self.cos[within], self.sin[within]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x [rows, heads, head_dim] by the angles of its rows."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    half = x.shape[-1] // 2
+    exchanged = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    return torch.addcmul(x * cos, exchanged, sin).to(x.dtype)

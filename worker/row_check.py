@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.attention import KEY_MULTIPLE, DecodeAttention, PrefillAttention
+from worker.attention import KEY_MULTIPLE, PrefillAttention, decode_attention
+from worker.heads import HeadNorms, split_heads
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.models.llama import LlamaModel
 
 log = logging.getLogger(__name__)
 
 REFERENCE_ROWS = 64
-LISTED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
+LISTED_ROWS = (4, 8, 16, 32, 64, 128, 256)
 MIN_PREFILL_ROWS = 8  # attention over fewer query rows takes another path
-HEAD_ROWS = 2  # the row that makes the first token goes through the head in this one shape
+HEAD_ROWS = 4  # the row that makes the first token goes through the head in this one shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def check_rows(model: LlamaModel, kv_dtype: torch.dtype, max_positions: int, det
                 head_equal.append(count)
     multiple, exact = _key_multiple(model, kv_dtype, max_positions)
     prefill = tuple(count for count in equal if count >= MIN_PREFILL_ROWS) or (REFERENCE_ROWS,)
-    invariant = REFERENCE_ROWS in head_equal and 2 in head_equal
+    invariant = REFERENCE_ROWS in head_equal and min(LISTED_ROWS) in head_equal
     decode = tuple(head_equal) if deterministic and head_equal else tuple(LISTED_ROWS)
     result = RowCounts(prefill, decode, multiple, invariant and deterministic, exact)
     log.info("row check: %s", result)
@@ -70,7 +71,14 @@ def check_rows(model: LlamaModel, kv_dtype: torch.dtype, max_positions: int, det
 
 def _dense_rows(model: LlamaModel, ids: Tensor) -> Tensor:
     """Everything in one layer but attention, whose place the queries themselves take."""
-    return model.forward(ids, ids % 7, lambda _layer, q, k, v: q.flatten(1), num_layers=1)
+    heads = model.config.num_heads
+    cos, sin = model.rotary.rows(ids % 7)
+
+    def attend(_layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        q, _, _ = split_heads(qkv, model.config.num_kv_heads, norms, cos, sin)
+        return q[:, :heads].flatten(1)
+
+    return model.forward(ids, attend, num_layers=1)
 
 
 def _key_multiple(model: LlamaModel, dtype: torch.dtype, max_positions: int) -> tuple[int, bool]:
@@ -90,43 +98,34 @@ def _attention_equal(model: LlamaModel, dtype: torch.dtype, multiple: int) -> bo
     scattered = blocks[::2] + blocks[1::2]
     generator = torch.Generator().manual_seed(1)
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device=model.device, dtype=dtype)
-
-    q = random(tokens, config.num_heads, config.head_dim)
-    k = random(tokens, config.num_kv_heads, config.head_dim)
-    v = random(tokens, config.num_kv_heads, config.head_dim)
+    parts = config.num_heads + 2 * config.num_kv_heads
+    qkv = torch.randn(tokens, parts, config.head_dim, generator=generator).to(model.device, model.hidden_dtype)
     cache = KVCache(config, len(blocks) + 1, dtype, model.device, layers=1)
     for table in (blocks, scattered):
-        index = torch.tensor(table, device=model.device).repeat_interleave(BLOCK_TOKENS) * BLOCK_TOKENS
-        rows = index + torch.arange(tokens, device=model.device) % BLOCK_TOKENS
-        cache.write(0, rows, k, v)
+        PrefillAttention(cache, model.rotary, table, 0, tokens, tokens, multiple)(0, qkv, None)
         for row in (5, 63, multiple - 1, multiple, multiple + BLOCK_TOKENS + 1):
             expected = None
             for count, offset in ((64, 5), (64, 0), (8, 3), (16, 15), (32, 5), (256, 5), (256, 200)):
                 start = row - offset
                 if start < 0 or start + count > tokens:
                     continue
-                span = slice(start, start + count)
-                attend = PrefillAttention(cache, table, start, count, count, multiple)
-                got = attend(0, q[span], k[span], v[span])[offset]
+                attend = PrefillAttention(cache, model.rotary, table, start, count, count, multiple)
+                got = attend(0, qkv[start : start + count], None)[offset]
                 expected = got if expected is None else expected
                 if not torch.equal(got, expected):
                     return False
-        if not _decode_equal(cache, table, q, k, v, multiple):
+        if not _decode_equal(model, cache, table, qkv, multiple):
             return False
     return True
 
 
-def _decode_equal(cache: KVCache, table: list[int], q: Tensor, k: Tensor, v: Tensor, multiple: int) -> bool:
+def _decode_equal(model: LlamaModel, cache: KVCache, table: list[int], qkv: Tensor, multiple: int) -> bool:
     """One row alone equals the same row beside others, of its own length and of others."""
     for row in (5, multiple - 1, multiple + 3):
         expected = None
         for lengths in ([row], [row, row], [3, row, multiple + 9], [row] * 5):
-            index = lengths.index(row)
-            attend = DecodeAttention(cache, [table] * len(lengths), lengths, len(lengths), multiple)
-            at = torch.tensor(lengths, device=q.device)
-            got = attend(0, q[at], k[at], v[at])[index]
+            attend = decode_attention(cache, model.rotary, [table] * len(lengths), lengths, len(lengths), multiple)
+            got = attend(0, qkv[torch.tensor(lengths, device=qkv.device)], None)[lengths.index(row)]
             expected = got if expected is None else expected
             if not torch.equal(got, expected):
                 return False

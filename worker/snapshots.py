@@ -51,13 +51,12 @@ class Restored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """The right to one slot: a free one, or that of a victim which stays until the write begins.
+    """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
     `newcomer` is what its tokens cost to compute, once known; `written` is set from `begin_write` on.
     """
 
     slot: int | None
-    victim: int | None
     protect: frozenset[int]
     newcomer: float | None = None
     written: bool = False
@@ -185,16 +184,17 @@ class SnapshotStore:
     def reserve(self, protect: Collection[int] = frozenset()) -> Reservation | None:
         """The right to a slot; None, counted as an abort, where all are in use, pinned, protected or reserved.
 
-        Changes nothing but the free list: a victim is only chosen. `protect` are slots that must not be victims.
+        Changes nothing but the free list: what must go stays until the write begins, and may be hit meanwhile.
+        `protect` are slots that must not go.
         """
-        protected = frozenset(protect)
         slot = self.slots.reserve()
-        victim = None
         if slot is None:
-            victim = self._victim(protected)
-            if victim is None:
+            promised = sum(1 for other in self.reservations if other.slot is None)
+            can_go = sum(1 for s in self.slots.snapshots() if s.slot not in protect and not self._stays(s))
+            if can_go <= promised:
+                self.aborts["no_slot"] += 1
                 return None
-        reservation = Reservation(slot, victim, protected)
+        reservation = Reservation(slot, frozenset(protect))
         self.reservations.add(reservation)
         return reservation
 
@@ -209,7 +209,7 @@ class SnapshotStore:
         if reservation.slot is None:
             reservation.slot = self.slots.reserve()
         if reservation.slot is None:
-            reservation.slot = self._take_victim(reservation)
+            reservation.slot = self._empty_slot(reservation)
         if reservation.slot is None:
             self.reservations.remove(reservation)
             return None
@@ -452,20 +452,12 @@ class SnapshotStore:
             )
         return candidates
 
-    def _victim(self, protect: frozenset[int], newcomer: float | None = None) -> int | None:
-        """The slot to empty for a new snapshot, not one that is promised already. Counts a refusal."""
-        promised = {r.victim for r in self.reservations if r.slot is None}
-        candidates = [c for c in self._candidates(protect) if not c.fixed and c.slot not in promised]
-        victim = choose_for_slot(candidates, newcomer)
+    def _empty_slot(self, reservation: Reservation) -> int | None:
+        """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
+        candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
+        victim = choose_for_slot(candidates, reservation.newcomer)
         if victim is None:
             self.aborts["not_worth" if candidates else "no_slot"] += 1
-        return victim
-
-    def _take_victim(self, reservation: Reservation) -> int | None:
-        """Evict for a reservation whose write begins. What it was promised may be gone, in use or worth more."""
-        reservation.victim = None
-        victim = self._victim(reservation.protect, reservation.newcomer)
-        if victim is None:
             return None
         self._remove([victim], "slots")
         return self.slots.reserve()

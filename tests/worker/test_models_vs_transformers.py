@@ -12,10 +12,11 @@ from tiny_models import LLAMA3_ROPE, make_tiny, save_tiny, write_gguf
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from worker.heads import HeadNorms, split_heads
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.model_config import load_config
 from worker.model_runner import ModelRunner
-from worker.models.llama import LlamaModel
+from worker.models.llama import Attend, LlamaModel
 from worker.row_check import RowCounts
 from worker.weights import iter_weights
 
@@ -61,13 +62,20 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     assert worst < TOLERANCE, f"off by {worst:.1e} of the largest logit"
 
 
-def attend_densely(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_densely(model: LlamaModel) -> Attend:
     """Causal attention over the rows of this pass: the plain formula, apart from the pool's code."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, keys) / q.shape[-1] ** 0.5
-    hidden = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
-    return torch.einsum("hqk,khd->qhd", F.softmax(scores.masked_fill(hidden, -torch.inf), -1), values).flatten(1)
+    cos, sin = model.rotary.rows(torch.arange(TOKENS))
+
+    def attend(_layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        q, k, v = split_heads(qkv, model.config.num_kv_heads, norms, cos, sin)
+        group = q.shape[1] // k.shape[1]
+        keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q, keys) / q.shape[-1] ** 0.5
+        hidden = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
+        shares = F.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        return torch.einsum("hqk,khd->qhd", shares, values).flatten(1)
+
+    return attend
 
 
 @pytest.mark.parametrize("stored", ["safetensors", "gguf"])
@@ -82,7 +90,7 @@ def test_every_logit_of_a_prompt(tmp_path: Path, family: str, changes: dict[str,
         path = tmp_path
         save_tiny(path, family, **changes)
     model, ids = load(path), some_ids(1)
-    found = model.logits(model.forward(ids, torch.arange(TOKENS), attend_densely))
+    found = model.logits(model.forward(ids, attend_densely(model)))
     assert_close(found, reference_logits(reference, ids))
 
 
@@ -104,7 +112,7 @@ def paged(model: LlamaModel, key_multiple: int = 512) -> ModelRunner:
     cache = KVCache(model.config, 40, torch.float32, CPU)
     # What lies in blocks that nobody owns must not show.
     cache.memory[:, :, :, 1:].normal_(generator=torch.Generator().manual_seed(9))
-    return ModelRunner(model, cache, RowCounts((64,), (2, 8), key_multiple, True, True))
+    return ModelRunner(model, cache, RowCounts((64,), (4, 8), key_multiple, True, True))
 
 
 def prefill(runner: ModelRunner, ids: Tensor, blocks: list[int], cuts: list[int]) -> Tensor:
@@ -160,6 +168,6 @@ def test_bfloat16_weights_stay_near(tmp_path: Path, family: str) -> None:
     reference = save_tiny(tmp_path, family, dtype=torch.bfloat16)
     config, ids = load_config(tmp_path), some_ids(11)
     model = LlamaModel(config, iter_weights(tmp_path, config), torch.bfloat16, CPU, 512)
-    found = model.logits(model.forward(ids, torch.arange(TOKENS), attend_densely))
+    found = model.logits(model.forward(ids, attend_densely(model)))
     expected = reference_logits(reference.float(), ids)
     assert (found - expected).abs().max() / expected.abs().max() < 0.05

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from worker.heads import HeadNorms
 from worker.linear import Linear
 from worker.model_config import ModelConfig
-from worker.rope import RotaryTable, rotate
+from worker.norm import rms_norm
+from worker.rope import RotaryTable
 
-# attend(layer, q [rows, heads, head_dim], k [rows, kv_heads, head_dim], v likewise) -> [rows, heads * head_dim]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# attend(layer, qkv [rows, heads + 2 * kv_heads, head_dim], norms of its heads) -> [rows, heads * head_dim]
+Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
 
 
 class Layer:
-    """The weights of one decoder layer; q, k, v and gate, up are joined into one product each."""
+    """The weights of one decoder layer; q, k and v are joined into one product."""
 
     def __init__(self, weights: dict[str, Tensor], config: ModelConfig, make: Callable[..., Linear]) -> None:
         def joined(*names: str) -> Linear:
@@ -30,12 +31,15 @@ class Layer:
 
         self.qkv = joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.out = joined("self_attn.o_proj")
-        self.gate_up = joined("mlp.gate_proj", "mlp.up_proj")
+        self.gate = joined("mlp.gate_proj")
+        self.up = joined("mlp.up_proj")
         self.down = joined("mlp.down_proj")
         self.input_norm = weights["input_layernorm.weight"]
         self.post_norm = weights["post_attention_layernorm.weight"]
-        self.q_norm = weights.get("self_attn.q_norm.weight")
-        self.k_norm = weights.get("self_attn.k_norm.weight")
+        self.head_norms: HeadNorms | None = None
+        if config.qk_norm:
+            q_norm, k_norm = weights["self_attn.q_norm.weight"], weights["self_attn.k_norm.weight"]
+            self.head_norms = HeadNorms(q_norm, k_norm, config.rms_norm_eps)
 
 
 class LlamaModel:
@@ -56,9 +60,7 @@ class LlamaModel:
         self.max_positions = max_positions
         self.weight_bytes = 0
         self.layers: list[Layer] = []
-        self._rotary = RotaryTable(config, max_positions, device)
-        self._q_width = config.num_heads * config.head_dim
-        self._kv_width = config.num_kv_heads * config.head_dim
+        self.rotary = RotaryTable(config, max_positions, device)
         self._load(weights)
 
     def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -97,38 +99,25 @@ class LlamaModel:
         self.weight_bytes += linear.weight_bytes
         return linear
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, num_layers: int | None = None
-    ) -> Tensor:
-        """Final hidden rows [rows, hidden] of int64 `token_ids` [rows] at int64 `positions` [rows].
+    def forward(self, token_ids: Tensor, attend: Attend, num_layers: int | None = None) -> Tensor:
+        """Final hidden rows [rows, hidden] of int64 `token_ids` [rows].
 
         `num_layers` runs only the first ones: the start-up check needs one of each shape.
         """
         config = self.config
-        heads, kv_heads, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
-        cos, sin = self._rotary.rows(positions)
+        eps = config.rms_norm_eps
+        shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         x = self.embedding[token_ids].to(self.hidden_dtype)
         for index, layer in enumerate(self.layers[:num_layers]):
-            qkv = layer.qkv(_rms_norm(x, layer.input_norm, eps))
-            q, k, v = torch.split(qkv, (self._q_width, self._kv_width, self._kv_width), dim=-1)
-            q = q.reshape(-1, heads, dim)
-            k = k.reshape(-1, kv_heads, dim)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q = _rms_norm(q, layer.q_norm, eps)
-                k = _rms_norm(k, layer.k_norm, eps)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            x = x + layer.out(attend(index, q, k, v.reshape(-1, kv_heads, dim)))
-            gate, up = layer.gate_up(_rms_norm(x, layer.post_norm, eps)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        return _rms_norm(x, self.norm, eps)
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, eps)).view(shape)
+            x = layer.out.plus(attend(index, qkv, layer.head_norms), x)
+            rows = rms_norm(x, layer.post_norm, eps)
+            x = layer.down.plus(layer.up.times(rows, layer.gate.silu(rows)), x)
+        return rms_norm(x, self.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [rows, vocab] of final hidden rows."""
         return self.head(hidden).float()
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def _tensors_per_layer(config: ModelConfig) -> int:

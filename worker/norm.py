@@ -1,0 +1,20 @@
+"""Root-mean-square norm (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.cpu_kernels import rms_norm_rows
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight` over the last dimension of x [..., size], computed in float32."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty_like(rows)
+        rms_norm_rows(rows.numpy(), weight.numpy(), eps, out.numpy())
+        return out.view(x.shape)
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(x.dtype)
