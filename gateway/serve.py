@@ -67,7 +67,7 @@ async def _supervise(settings: GatewaySettings) -> None:
         [*prefixd, "worker", *to_flags(settings, worker_settings)],
         lambda: _worker_health(settings),
         stop_seconds=WORKER_STOP_SECONDS,
-        environment=_thread_environment(environment, getattr(settings, "threads", None)),
+        environment=environment,
     )
     await Supervisor([gateway, worker], _report, lambda: _welcome(settings)).run()
 
@@ -93,14 +93,6 @@ def _free_port(host: str, port: int) -> int:
             return bound
     except OSError as error:
         raise SettingsError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
-
-
-def _thread_environment(environment: Mapping[str, str], threads: int | None) -> dict[str, str]:
-    """Threads of the math libraries sleep when idle, or they would starve the gateway of its core."""
-    passive = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-    if threads is not None:
-        passive |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**passive, **environment}
 
 
 async def _gateway_health(settings: GatewaySettings) -> Health:

@@ -247,10 +247,3 @@ def test_sockets_of_a_killed_worker_go_and_those_of_a_living_one_stay(tmp_path):
         assert (tmp_path / CONTROL_SOCKET).exists()
     serve._remove_sockets(tmp_path)
     assert not (tmp_path / CONTROL_SOCKET).exists()
-
-
-def test_threads_of_the_worker_sleep_when_idle_unless_the_operator_says_otherwise():
-    environment = serve._thread_environment({"OMP_WAIT_POLICY": "active", "HOME": "/h"}, 3)
-    assert environment["OMP_WAIT_POLICY"] == "active"
-    assert environment["OMP_NUM_THREADS"] == "3"
-    assert "OMP_NUM_THREADS" not in serve._thread_environment({}, None)
