@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 from protocol.control import Removed, SlotInfo, TreeNode
@@ -232,12 +233,14 @@ class SnapshotStore:
 
         The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
         (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
-        `boundaries` are those of the request, `boundary` among them, or `ValueError` is raised.
+        `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised.
         """
         self._require_open(reservation)
         path = [known for known in boundaries if known.end <= boundary.end]
         if not path or path[-1] != boundary:
             raise ValueError("the boundary is not one of the request's")
+        if any(before.end >= after.end for before, after in pairwise(path)):
+            raise ValueError("the boundaries do not rise")
         exact = boundary.end == stored_tokens <= len(token_ids)
         if not exact or len(blocks) != self.pool.blocks_for(stored_tokens):
             self.abort(reservation, "length")

@@ -252,6 +252,24 @@ def test_a_key_is_never_published_over_what_another_request_wrote():
     assert engine.store.aborts["length"] == 1
 
 
+def test_boundaries_that_do_not_rise_are_refused_and_nothing_changes():
+    engine = Engine(1)
+    run = engine.start(chat(1))
+    run.wanted.clear()
+    engine.compute(run, 51)
+    head, last = run.prompt.boundaries
+    reservation = engine.store.reserve()
+    run.prompt = replace(run.prompt, boundaries=(head, replace(head), last))
+    with pytest.raises(ValueError, match="rise"):
+        engine.commit(reservation, run, last)
+    engine.check()
+    with pytest.raises(ValueError, match="rise"):
+        engine.store.note("", run.prompt.ids, run.prompt.boundaries, 51)
+    engine.store.abort(reservation, "failed")
+    engine.check()
+    assert engine.store.index.node_count == 0
+
+
 def test_a_reservation_is_used_once():
     engine = Engine(1)
     reservation = engine.store.reserve()

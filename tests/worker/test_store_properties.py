@@ -443,13 +443,14 @@ def ignore_pins(patch):
 def keep_the_victim_of_a_write(patch):
     """The victim of a reservation is overwritten, its entry stays: the burned slot."""
 
-    def take_victim(self, reservation):
-        slot = self._victim(reservation.protect)
-        if slot is not None:
-            self.slots[slot].state = SlotState.RESERVED
-        return slot
+    def empty_slot(self, reservation):
+        for snapshot in self.slots.snapshots():
+            if not self._stays(snapshot):
+                self.slots[snapshot.slot].state = SlotState.RESERVED
+                return snapshot.slot
+        return None
 
-    patch.setattr(SnapshotStore, "_take_victim", take_victim)
+    patch.setattr(SnapshotStore, "_empty_slot", empty_slot)
 
 
 @pytest.mark.parametrize(
