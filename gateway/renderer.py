@@ -53,11 +53,14 @@ class Renderer:
         reply = not conversation.continues
         rendered = self.run(conversation, reply)
         text, limit = rendered.text, len(rendered.text)
+        ends = message_ends(rendered.spans, len(conversation.messages))
         if not reply:
             text = text.removesuffix(self.habits.end_of_turn)
-        elif self.habits.answer_in_loop:
+            limit = len(text)
+        elif self.habits.answer_in_loop or ends[-1] is None:
             limit = common_prefix(text, self.run(conversation, False).text)
-        return PromptText(text, tuple(self._cuts(conversation, rendered, min(limit, len(text)))))
+            ends[-1] = limit if ends[-1] is None else min(ends[-1], limit)
+        return PromptText(text, tuple(self._cuts(conversation, rendered, ends, limit)))
 
     def run(self, conversation: Conversation, reply: bool) -> Rendered:
         """Render as it is, with or without the generation prompt. Raises what the template raises."""
@@ -129,11 +132,10 @@ class Renderer:
             return call_id
         return ordinals.setdefault(call_id, str(len(ordinals)).zfill(_ORDINAL_ID_LENGTH))
 
-    def _cuts(self, conversation: Conversation, rendered: Rendered, limit: int) -> list[Cut]:
+    def _cuts(
+        self, conversation: Conversation, rendered: Rendered, ends: list[int | None], limit: int
+    ) -> list[Cut]:
         messages = conversation.messages
-        ends = message_ends(rendered.spans, len(messages))
-        if not conversation.continues and ends[-1] is not None:
-            ends[-1] = min(ends[-1], limit)
         last = len(messages) - (1 if conversation.continues else 0)
         cuts = [
             Cut(end, "message", index + 1)

@@ -79,7 +79,7 @@ def _plain_habits(template: ChatTemplate) -> Habits:
             return habits
     for habits in (Habits(), Habits(no_tools=())):
         # The template may demand tools; then it serves requests that bring some.
-        if _text(template, habits, Conversation(_PLAIN, (_TOOL,))) is not None:
+        if _NEXT.content in (_text(template, habits, Conversation(_PLAIN, (_TOOL,))) or ""):
             return habits
     try:
         template.render(Renderer(template, Habits()).messages(Conversation(_PLAIN)), None, reply=True)

@@ -58,6 +58,7 @@ def write_model_dir(path: Path) -> Path:
     config = {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>", "chat_template": TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, END_ID]}))
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return path
 
 

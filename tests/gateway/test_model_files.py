@@ -1,0 +1,154 @@
+"""Tokenizers and templates from folders and from GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_model import END_ID, PLAIN_ADDED, TEMPLATE, tiny_tokenizer, write_gguf, write_model_dir
+
+from gateway.gguf_metadata import read_metadata
+from gateway.gguf_tokenizer import build_tokenizer
+from gateway.model_files import load_model_files
+from protocol.errors import SettingsError
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def test_a_folder_gives_tokenizer_template_and_ends(model_dir: Path):
+    files = load_model_files(model_dir)
+    assert files.templates == {"default": TEMPLATE}
+    assert files.special_tokens == {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    assert files.end_token_ids == {0, END_ID}
+
+
+def test_a_gguf_file_gives_the_same_tokenizer(gguf_file: Path):
+    files = load_model_files(gguf_file)
+    assert files.templates == {"default": TEMPLATE}
+    assert files.special_tokens == {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    assert files.end_token_ids == {END_ID}
+    added = {token.content: token.special for token in files.tokenizer.get_added_tokens_decoder().values()}
+    assert {token for token, special in added.items() if not special} == set(PLAIN_ADDED)
+
+    @given(st.text(max_size=60))
+    @settings(deadline=None)
+    def same_ids(text: str) -> None:
+        expected = tiny_tokenizer().encode(text, add_special_tokens=False).ids
+        assert files.tokenizer.encode(text, add_special_tokens=False).ids == expected
+
+    same_ids()
+    text = "<|im_start|>user\n12 34<think>hi</think><|im_end|>"
+    assert files.tokenizer.encode(text).ids == tiny_tokenizer().encode(text).ids
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o"])
+def test_every_listed_pre_tokenizer_loses_no_text(tmp_path: Path, pre: str):
+    tokenizer = load_model_files(write_gguf(tmp_path / "x.gguf", pre)).tokenizer
+    text = "It's 12345 Größe, don'T\r\n\r\n  x = [1];\t日本語😀\n"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(SettingsError, match="no-such-split"):
+        load_model_files(write_gguf(tmp_path / "x.gguf", "no-such-split"))
+
+
+def test_an_unknown_tokenizer_model_is_refused_by_name():
+    with pytest.raises(SettingsError, match="bert"):
+        build_tokenizer({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": []})
+
+
+def test_sentencepiece_scores_decide_the_merges():
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "ab",
+        "▁ab",
+    ]
+    scores = [0.0] * 259 + [-10.0, -11.0, -12.0, -2.0, -1.0, -3.0]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 6],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    tokenizer = build_tokenizer(metadata)
+    assert tokenizer.encode("ab é</s>b").tokens == ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>", "</s>", "b"]
+
+
+@pytest.mark.parametrize("size", [0, 3, 10, 40, 1000])
+def test_a_cut_gguf_file_is_refused(tmp_path: Path, gguf_file: Path, size: int):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(gguf_file.read_bytes()[:size])
+    with pytest.raises(SettingsError, match="GGUF"):
+        read_metadata(cut, lambda key: True)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path):
+    other = tmp_path / "x.gguf"
+    other.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(SettingsError, match="letters GGUF"):
+        read_metadata(other, lambda key: True)
+
+
+def test_metadata_of_every_type_are_read(tmp_path: Path):
+    import gguf
+
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+    writer.add_uint8("a.u8", 200)
+    writer.add_int16("a.i16", -5)
+    writer.add_uint64("a.u64", 1 << 40)
+    writer.add_float32("a.f32", 0.5)
+    writer.add_float64("a.f64", 0.25)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.text", "größe")
+    writer.add_array("a.ints", [1, 2, 3])
+    writer.add_array("a.texts", ["x", "yy"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = read_metadata(tmp_path / "x.gguf", lambda key: key.startswith("a."))
+    assert found == {
+        "a.u8": 200,
+        "a.i16": -5,
+        "a.u64": 1 << 40,
+        "a.f32": 0.5,
+        "a.f64": 0.25,
+        "a.bool": True,
+        "a.text": "größe",
+        "a.ints": [1, 2, 3],
+        "a.texts": ["x", "yy"],
+    }
+
+
+def test_named_templates_and_template_files(tmp_path: Path):
+    folder = write_model_dir(tmp_path / "m")
+    listed = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    assert load_model_files(folder).templates == {"default": "A", "tool_use": "B"}
+    (folder / "chat_template.jinja").write_text("C")
+    assert load_model_files(folder).templates == {"default": "C", "tool_use": "B"}
+    own = tmp_path / "own.jinja"
+    own.write_text("D")
+    assert load_model_files(folder, own).templates == {"default": "D"}
+
+
+def test_what_is_missing_is_named(tmp_path: Path):
+    with pytest.raises(SettingsError, match=r"tokenizer\.json"):
+        load_model_files(tmp_path)
+    with pytest.raises(SettingsError, match="chat_template"):
+        load_model_files(write_model_dir(tmp_path / "m"), tmp_path / "none.jinja")
