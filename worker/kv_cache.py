@@ -7,8 +7,10 @@ zero: it pads block lists up to the key length that attention wants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class KVCache:
         layers: int | None = None,
     ) -> None:
         shape = (layers or config.num_layers, 2, config.num_kv_heads, num_blocks, BLOCK_TOKENS, config.head_dim)
-        self.memory = torch.zeros(shape, dtype=dtype, device=device)
+        self.memory = _zeros(shape, dtype, device)
         self.num_blocks = num_blocks
         # Per layer: keys and values by token row [2, kv_heads, blocks * block_tokens, head_dim].
         self._rows = list(self.memory.flatten(3, 4).unbind(0))
@@ -80,6 +82,13 @@ class KVCache:
         """Put what `save` returned back into (other) blocks."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.memory.device)
         self.memory.index_copy_(3, index, saved.to(self.memory.device))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeroed memory; on a CPU pages that the system gives on first use, so that start-up touches none of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((math.prod(shape), dtype.itemsize), np.uint8)).view(dtype).view(shape)
 
 
 class BlockRun:
