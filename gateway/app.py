@@ -36,6 +36,7 @@ def build_app(gateway: Gateway) -> web.Application:
     """All routes of one gateway. The caller runs it with `handler_cancellation`, or hang-ups go unnoticed."""
     routes = _Routes(gateway)
     app = web.Application(middlewares=[_middleware(gateway)], client_max_size=gateway.settings.max_body_bytes)
+    app.on_response_prepare.append(_name_answer)
     app.router.add_get("/", routes.root, name="root")
     app.router.add_get("/health", routes.health, name="health")
     app.router.add_get("/ready", routes.ready, name="ready")
@@ -141,11 +142,15 @@ def _middleware(gateway: Gateway) -> Middleware:
             gateway.metrics.answered(route, _DISCONNECTED)
             raise
         gateway.metrics.answered(route, response.status)
-        if not response.prepared:
-            response.headers[ID_HEADER] = request[REQUEST_ID]
         return response
 
     return handle
+
+
+async def _name_answer(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of every answer."""
+    response.headers[ID_HEADER] = request[REQUEST_ID]
+    response.headers["Server"] = "prefixd"
 
 
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -50,9 +50,7 @@ class GatewayMetrics:
         for outcome in get_args(Outcome):
             self.ttft.labels(outcome)
         self.tpot = histogram("tpot_seconds", "Mean gap between later tokens of a request", _TOKEN_SECONDS)
-        self.tokenize = histogram(
-            "tokenize_seconds", "From a parsed body to token ids and boundaries", _SHORT_SECONDS
-        )
+        self.tokenize = histogram("tokenize_seconds", "From a body to token ids and boundaries", _SHORT_SECONDS)
         self.disconnects = counter("disconnects", "Requests whose client hung up before the answer ended")
         self.worker_lost = counter("worker_lost_requests", "Requests that were open when the worker was lost")
         self.open_requests = gauge("gateway_open_requests", "Requests being served")

@@ -163,11 +163,12 @@ def cache_report(turn: Turn) -> dict[str, Any]:
 
 def cache_line(turn: Turn) -> str | None:
     """The value of `x-prefixd-cache`; None while any prompt has not been looked up."""
-    found: list[Accepted | Completed] = [
-        *(turn.completed.get(prompt) or accepted for prompt, accepted in turn.accepted.items())
-    ]
-    if len(found) < turn.prompts:
-        return None
+    found: list[Accepted | Completed] = []
+    for prompt in range(turn.prompts):
+        known = turn.completed.get(prompt) or turn.accepted.get(prompt)
+        if known is None:
+            return None
+        found.append(known)
     worst = min(found, key=_rank)
     return f"{worst.outcome}; depth={worst.depth}; reason={worst.reason}"
 

@@ -25,6 +25,7 @@ from protocol.digest import root_digest
 from protocol.errors import RequestError
 from protocol.messages import Boundary, ModelInfo
 
+_SAMPLE = "  It's 12345\n\n größe e\u0301 日本😀\t x "  # what tokenizers split in different ways
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
 
@@ -50,7 +51,7 @@ class PromptMaker:
             token for token in added if token.strip() and any(token in t for t in files.templates.values())
         }
         self.tokenizer = PromptTokenizer(files.tokenizer, written)
-        self.tokenizer.check(probes)
+        self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
         self._prefix = self.tokenizer.default_prefix()
         self.end_token_ids = files.end_token_ids | self._template_ends()
@@ -80,7 +81,7 @@ class PromptMaker:
         cuts = [
             replace(cut, end=end + shift)
             for cut, end in zip(rendered.cuts, found, strict=True)
-            if end is not None and end + shift > len(self._prefix)
+            if end is not None and end + shift > max(len(self._prefix), 1)  # BOS alone is nothing to keep
         ]
         return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, with_interior(merge(cuts))))
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
@@ -18,7 +19,7 @@ from gateway import sse
 from gateway.config import GatewaySettings
 from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
-from gateway.openai_answers import Answer, cache_line
+from gateway.openai_answers import Answer, cache_line, cache_report
 from gateway.prompts import PromptMaker
 from gateway.turn import Delta, Turn
 from gateway.worker_client import WorkerClient
@@ -130,7 +131,7 @@ class Gateway:
         self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing
     ) -> web.StreamResponse:
         gained = await turn.wait(_HEADER_WAIT_SECONDS) or []
-        response = web.StreamResponse(headers={**sse.HEADERS, ID_HEADER: request[REQUEST_ID]})
+        response = web.StreamResponse(headers=sse.HEADERS)
         if line := cache_line(turn):
             response.headers[CACHE_HEADER] = line
         try:
@@ -142,7 +143,8 @@ class Gateway:
         except ServeError as error:
             _log.warning("request %s broke off: %s", request[REQUEST_ID], error)
             response.force_close()
-            await response.write(sse.data(error_answer(error).body))
+            with suppress(ConnectionError):
+                await response.write(sse.data(error_answer(error).body))
         return response
 
     async def _send_events(
@@ -164,9 +166,8 @@ class Gateway:
         await response.write_eof()
 
     def _account(self, request: web.Request, turn: Turn, timing: _Timing) -> None:
-        worst = turn.accepted[min(turn.accepted)]
         if timing.first is not None:
-            self.metrics.ttft.labels(worst.outcome).observe(timing.first - timing.arrived)
+            self.metrics.ttft.labels(cache_report(turn)["outcome"]).observe(timing.first - timing.arrived)
             later = turn.completion_tokens - turn.choices
             if later > 0:
                 self.metrics.tpot.observe((timing.last - timing.first) * turn.choices / later)

@@ -207,3 +207,11 @@ def test_tools_choose_their_own_template():
     text = tiny_tokenizer().decode(list(prompt(maker, user("q"), tools=[tool]).token_ids))
     assert text.startswith("lookup")
     assert not tiny_tokenizer().decode(list(prompt(maker, user("q")).token_ids)).startswith("lookup")
+
+
+def test_a_head_boundary_lies_behind_tools_without_a_system_message(maker: PromptMaker):
+    tool = {"type": "function", "function": {"name": "lookup"}}
+    made = prompt(maker, user("q"), tools=[tool])
+    assert [(b.kind, b.messages) for b in made.boundaries] == [("head", 0), ("message", 1)]
+    other = prompt(maker, user("something else"), tools=[tool])
+    assert other.boundaries[0] == made.boundaries[0]
