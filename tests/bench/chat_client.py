@@ -13,6 +13,10 @@ import aiohttp
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 
+class ServerFailed(Exception):
+    """A server refused a request or broke off an answer. The message names it and its reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One streamed answer. Times are seconds since the request was sent; None stands for what was not told."""
@@ -46,14 +50,14 @@ async def chat(
     usage: dict[str, Any] = {}
     async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
-            raise SystemExit(f"{base_url} answers {response.status}: {await response.text()}")
+            raise ServerFailed(f"{base_url} answers {response.status}: {await response.text()}")
         cache = parse_cache_header(response.headers.get("x-prefixd-cache", ""))
         async for line in response.content:
             if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
                 continue
             event = json.loads(line[6:])
             if "error" in event:
-                raise SystemExit(f"{base_url} fails: {event['error']}")
+                raise ServerFailed(f"{base_url} fails: {event['error']}")
             usage = event.get("usage") or usage
             cache |= {name: str(value) for name, value in (event.get("prefixd") or {}).items()}
             for choice in event["choices"]:

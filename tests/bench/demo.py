@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 import aiohttp
-from chat_client import TIMEOUT, Answer, chat, first_model
+from chat_client import TIMEOUT, Answer, ServerFailed, chat, first_model
 from server_process import own_prefixd
 
 REPLY_TOKENS = 40
@@ -149,7 +149,11 @@ async def run(base_url: str | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default=os.environ.get("BASE_URL"), metavar="URL", help="a running server")
-    asyncio.run(run(parser.parse_args(argv).base_url))
+    try:
+        asyncio.run(run(parser.parse_args(argv).base_url))
+    except ServerFailed as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

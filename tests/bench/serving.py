@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
-from chat_client import TIMEOUT, Answer, chat, first_model
+from chat_client import TIMEOUT, Answer, ServerFailed, chat, first_model
 from server_process import own_prefixd, running, split_command
 
 HEAD_TOKENS = 2000
@@ -269,7 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     options = parser.parse_args(argv)
-    figures = asyncio.run(measure_all(options))
+    try:
+        figures = asyncio.run(measure_all(options))
+    except ServerFailed as error:
+        say(str(error))
+        return 1
     print(render(figures))
     if options.json:
         options.json.write_text(

@@ -7,7 +7,7 @@ import pytest
 import serving
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from chat_client import chat, parse_cache_header
+from chat_client import ServerFailed, chat, parse_cache_header
 from demo import Demo
 from server_process import split_command
 from serving import Bench, Figures, Texts, render
@@ -77,7 +77,7 @@ async def test_an_answer_carries_times_usage_and_outcome(server):
 
 async def test_a_refusal_is_told(server):
     server.fail = True
-    with pytest.raises(SystemExit, match="too busy"):
+    with pytest.raises(ServerFailed, match="too busy"):
         await chat(server.session, server.base_url, "m", [{"role": "user", "content": "x"}], max_tokens=1)
 
 
