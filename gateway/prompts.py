@@ -137,7 +137,7 @@ def _render(renderer: Renderer, conversation: Conversation) -> PromptText:
         raise RequestError(
             f"messages: the model's chat template refuses them: {error.message}", param="messages"
         ) from error
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         # The template's code met something it was not written for; what it says is about its own variables.
         raise RequestError(
             f"messages: the model's chat template cannot render them: {error}", param="messages"

@@ -11,7 +11,7 @@ from types import TracebackType
 from gateway.detokenizer import Detokenizer, StopStrings, TokenBytes
 from gateway.errors import failure
 from gateway.worker_client import Cause, Event, WorkerClient
-from protocol.errors import ServeError, WorkerFailure
+from protocol.errors import ProtocolError, ServeError, WorkerFailure
 from protocol.messages import (
     Accepted,
     Completed,
@@ -171,6 +171,8 @@ class Turn:
         return Delta(number, text, tuple(ready), reason)
 
     def _choice(self, event: Tokens | Finished) -> tuple[int, _Choice]:
+        if not 0 <= event.choice < self._n:
+            raise ProtocolError(f"the worker sent choice {event.choice} of {self._n}")
         number = self._requests[event.request_id] * self._n + event.choice
         return number, self._choices[number]
 

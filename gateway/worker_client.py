@@ -66,6 +66,7 @@ class WorkerClient:
         self._heartbeat: Heartbeat | None = None
         self._silent_beats = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._last_refusal = ""
         self.bad_frames = 0
         self.on_lost: Callable[[int], None] | None = None  # told the number of requests that were open
 
@@ -175,7 +176,9 @@ class WorkerClient:
                 self._dispatch(decode(frames))
             except ProtocolError as error:
                 self.bad_frames += 1
-                _log.error("dropped a message of the worker: %s", error)
+                if str(error) != self._last_refusal:  # a worker of another version sends the same twice a second
+                    _log.error("dropped a message of the worker: %s", error)
+                self._last_refusal = str(error)
 
     def _dispatch(self, message: Message) -> None:
         match message:

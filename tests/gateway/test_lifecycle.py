@@ -257,3 +257,43 @@ async def test_models_and_root(served: Served, settings: GatewaySettings):
     assert (await served.http.get(served.url + "/v1/models/other")).status == 404
     assert (await served.http.head(served.url + "/")).status == 200
     assert (await served.http.get(served.url + "/")).status == 200
+
+
+async def test_nonsense_from_the_worker_is_counted_and_dropped(served: Served, worker: FakeWorker):
+    async def script(call: Call) -> None:
+        for frames in ([b"nonsense"], [b"{}", b"x"], [b'{"v":999,"type":"Tokens","body":{}}'], [b""]):
+            await worker._work.send_multipart([call.peer, *frames])
+        await call.send(Cancel("x", "stop"))  # well formed, but not a worker's to send
+        await say("unharmed")(call)
+
+    worker.script = script
+    body = await (await served.chat()).json()
+    assert body["choices"][0]["message"]["content"] == "unharmed"
+    assert served.gateway.client.bad_frames == 5
+
+
+async def test_a_choice_nobody_asked_for_is_our_fault(served: Served, worker: FakeWorker):
+    async def script(call: Call) -> None:
+        await call.accept()
+        call.counts.append(0)
+        await call.tokens(ids_of("x"), choice=1)
+
+    worker.script = script
+    assert (await served.chat()).status == 500
+
+
+async def test_many_streams_lose_nothing(served: Served, worker: FakeWorker):
+    """Far more messages than a socket holds at its default high-water mark."""
+    worker.script = say("word " * 120)
+
+    async def one(number: int) -> str:
+        response = await served.chat(str(number), stream=True)
+        text = ""
+        for line in await lines(response):
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    text += choice["delta"].get("content", "")
+        return text
+
+    texts = await asyncio.gather(*(one(number) for number in range(24)))
+    assert texts == ["word " * 120] * 24
