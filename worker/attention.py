@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.cpu_kernels import attend_rows
+from worker.cpu_kernels import Floats, attend_rows, store_rows
 from worker.heads import HeadNorms, split_heads
 from worker.kv_cache import BLOCK_TOKENS, BlockRun, KVCache
 from worker.rope import RotaryTable
@@ -69,18 +69,30 @@ class PrefillAttention:
         self._mask = _additive(allowed, cache.memory.dtype)
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
-        q, k, v = split_heads(qkv, self._cache.kv_heads, norms, self._cos, self._sin)
-        rows, heads, dim = q.shape
-        self._cache.write(layer, self._token_rows, k[: self._rows], v[: self._rows])
+        queries = self._store(layer, qkv, norms)
         keys, values = self._cache.read(layer, self._blocks)
         mixed = F.scaled_dot_product_attention(
-            q.to(keys.dtype).transpose(0, 1).unsqueeze(0),
+            queries.unsqueeze(0),
             keys.unsqueeze(0),
             values.unsqueeze(0),
             attn_mask=self._mask,
-            enable_gqa=heads != keys.shape[0],
+            enable_gqa=queries.shape[0] != keys.shape[0],
         )
-        return mixed.squeeze(0).transpose(0, 1).reshape(rows, heads * dim).to(q.dtype)
+        return mixed.squeeze(0).transpose(0, 1).flatten(1).to(qkv.dtype)
+
+    def _store(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Keys and values into the pool; the queries [heads, rows, dim]."""
+        cache = self._cache
+        if cache.has_arrays:
+            rows, parts, dim = qkv.shape
+            queries = torch.empty(parts - 2 * cache.kv_heads, rows, dim)
+            keys, values = cache.arrays(layer)
+            factors = self._cos.numpy(), self._sin.numpy(), *_norm_arrays(norms)
+            store_rows(qkv.numpy(), *factors, keys, values, self._token_rows.numpy(), queries.numpy())
+            return queries
+        q, k, v = split_heads(qkv, cache.kv_heads, norms, self._cos, self._sin)
+        cache.write(layer, self._token_rows, k[: self._rows], v[: self._rows])
+        return q.to(cache.memory.dtype).transpose(0, 1)
 
 
 class DecodeAttention:
@@ -168,9 +180,7 @@ class CpuDecodeAttention:
             qkv.numpy(),
             self._cos,
             self._sin,
-            norms.q.numpy() if norms else _NO_NORM,
-            norms.k.numpy() if norms else _NO_NORM,
-            norms.eps if norms else 0.0,
+            *_norm_arrays(norms),
             keys,
             values,
             self._tables,
@@ -179,6 +189,12 @@ class CpuDecodeAttention:
             out.numpy(),
         )
         return out.flatten(1)
+
+
+def _norm_arrays(norms: HeadNorms | None) -> tuple[Floats, Floats, float]:
+    if norms is None:
+        return _NO_NORM, _NO_NORM, 0.0
+    return norms.q.numpy(), norms.k.numpy(), norms.eps
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

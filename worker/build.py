@@ -55,7 +55,7 @@ def build(
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
-    model = LlamaModel(config, weights, dtype, device, max_model_len)
+    model = LlamaModel(config, weights, dtype, device, max_model_len, packed=settings.dtype == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
         config.architecture,
@@ -66,7 +66,7 @@ def build(
         time.monotonic() - started,
     )
     loading("checking that rows do not depend on each other")
-    kv_dtype = model.dtype
+    kv_dtype = model.hidden_dtype
     row_counts = check_rows(model, kv_dtype, max_model_len, settings.deterministic)
     size = block_bytes(config, kv_dtype)
     blocks = pool_blocks(settings.kv_memory, size, device, max_model_len)
@@ -128,7 +128,9 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    if name == "int4" and device.type != "cpu":
+        raise SettingsError("dtype: int4 runs on a CPU only")
+    return torch.float32 if name == "float32" else torch.bfloat16
 
 
 def _context(asked: int | None, config: ModelConfig) -> int:

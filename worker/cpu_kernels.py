@@ -76,6 +76,36 @@ def attend_rows(
             _mix(scores, values[kv_head], tables[row], length, block_tokens, out[row, first : first + group])
 
 
+@_kernel
+def store_rows(
+    qkv: Floats,
+    cos: Floats,
+    sin: Floats,
+    q_weight: Floats,
+    k_weight: Floats,
+    eps: float,
+    keys: Floats,
+    values: Floats,
+    tokens: Ints,
+    queries: Floats,
+) -> None:
+    """The part of a prefill layer before attention: norm and turn q and k, store k and v of the real rows.
+
+    Shapes as in `attend_rows`; tokens: the pool token of each real row, rows past them are padding; queries
+    [heads, rows, dim] takes the turned queries of all rows.
+    """
+    heads, rows, _ = queries.shape
+    kv_heads = keys.shape[0]
+    for row in range(rows):
+        for head in range(heads):
+            _turn(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
+    for row in range(len(tokens)):
+        token = tokens[row]
+        for head in range(kv_heads):
+            _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
+            values[head, token, :] = qkv[row, heads + kv_heads + head, :]
+
+
 @_inlined
 def _norm(x: Floats, weight: Floats, eps: np.float32, size: np.float32, out: Floats) -> None:
     total = np.float32(0)

@@ -8,8 +8,6 @@ product (an activation, a sum, a factor) is applied by the same kernel.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +47,7 @@ class Linear:
         """`self(x) * other`, other [rows, out_features]."""
         return self._binary(x, other, "mul")
 
-    def _unary(self, x: Tensor, then: Literal["none", "swish"]) -> Tensor:
+    def _unary(self, x: Tensor, then: str) -> Tensor:
         inputs = x.to(self.dtype)
         if self._packed:
             y: Tensor = _pointwise(inputs, self._weight, self.bias, then, [], "")
@@ -58,7 +56,7 @@ class Linear:
             y = F.silu(y) if then == "swish" else y
         return y.to(x.dtype)
 
-    def _binary(self, x: Tensor, other: Tensor, then: Literal["add", "mul"]) -> Tensor:
+    def _binary(self, x: Tensor, other: Tensor, then: str) -> Tensor:
         if self._packed and x.dtype == self.dtype:
             y: Tensor = _pointwise_binary(x, other, self._weight, self.bias, then)
             return y

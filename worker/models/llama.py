@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.heads import HeadNorms
+from worker.int4 import Int4Linear, can_pack
 from worker.linear import Linear
 from worker.model_config import ModelConfig
 from worker.norm import rms_norm
@@ -43,7 +44,10 @@ class Layer:
 
 
 class LlamaModel:
-    """A dense decoder. `dtype` is that of the products; on a CPU rows travel between them in float32."""
+    """A dense decoder. `dtype` is that of the products; on a CPU rows travel between them in float32.
+
+    `packed` holds matrices in 4 bits beside `dtype`, where their shapes allow it.
+    """
 
     def __init__(
         self,
@@ -52,9 +56,11 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         max_positions: int,
+        packed: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self._packed = packed
         self.device = device
         self.hidden_dtype = torch.float32 if device.type == "cpu" else dtype
         self.max_positions = max_positions
@@ -95,7 +101,10 @@ class LlamaModel:
         return kept
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        linear = Linear(weight, bias, self.dtype, self.device)
+        if self._packed and can_pack(weight):
+            linear: Linear = Int4Linear(weight, bias, self.device)
+        else:
+            linear = Linear(weight, bias, self.dtype, self.device)
         self.weight_bytes += linear.weight_bytes
         return linear
 
