@@ -18,6 +18,7 @@ from protocol.rundir import lock_run_dir, prepare_run_dir
 from protocol.settings import load_settings
 from worker.config import WorkerSettings
 from worker.io import WorkerSockets
+from worker.model_error import ModelError
 
 if TYPE_CHECKING:
     from worker.engine import Engine
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # settings, or a model, that no restart will mend
 # Thread pools that spin collapse when cores are shared with the gateway, those that sleep at once pay a wake-up for
 # each of thousands of short operations: so they spin for some 20 microseconds and then sleep. Read by OpenMP when
 # torch is imported. Measured at one row: 25 ms a decode step, 65 ms with passive waiting, 47 ms with long spins.
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lock = lock_run_dir(settings.run_dir, "worker")
     except SettingsError as error:
         print(f"prefixd worker: {error}", file=sys.stderr)
-        return 2
+        return EXIT_USAGE
     worker = Worker(settings)
     worker.sockets.start()
     try:
@@ -104,10 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except SystemExit:
         return 0
+    except (SettingsError, ModelError) as error:
+        worker.phase, worker.detail = "failed", str(error)
+        print(f"prefixd worker: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except Exception as error:
         worker.phase, worker.detail = "failed", f"{type(error).__name__}: {error}"
         log.debug("failed", exc_info=True)
-        print(f"prefixd worker: {error}", file=sys.stderr)
+        print(f"prefixd worker: {worker.detail}", file=sys.stderr)
         return EXIT_FAILED
     finally:
         worker.sockets.stop()

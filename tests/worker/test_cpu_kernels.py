@@ -1,0 +1,129 @@
+"""Our row kernels against the same formulas in torch, in float64, and against themselves in other company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.cpu_kernels import attend_rows, rms_norm_rows, store_rows
+
+BLOCK = 32
+BLOCKS = 128
+EPS = 1e-5
+NONE = np.empty(0, np.float32)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Case:
+    """Rows of a decode step over a pool of random keys and values."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, lengths: list[int], norms: bool) -> None:
+        count = len(lengths)
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self.lengths = np.array(lengths, np.int64)
+        self.qkv = noise(count + 1, heads + 2 * kv_heads, dim)
+        angles = noise(count + 1, dim // 2, seed=1)
+        self.cos = angles.cos().repeat(1, 2)
+        self.sin = torch.cat((-angles.sin(), angles.sin()), -1)
+        self.keys = noise(kv_heads, BLOCKS * BLOCK, dim, seed=2)
+        self.values = noise(kv_heads, BLOCKS * BLOCK, dim, seed=3)
+        self.weights = (noise(dim, seed=4), noise(dim, seed=5)) if norms else None
+        # Every row has blocks of its own, in no order.
+        order = torch.randperm(BLOCKS - 1, generator=torch.Generator().manual_seed(6)) + 1
+        each = (BLOCKS - 1) // count
+        self.tables = np.stack([order[i * each : (i + 1) * each].numpy() for i in range(count)])
+
+    def run(self) -> Tensor:
+        out = torch.full((len(self.qkv), self.heads, self.dim), torch.nan)
+        q_weight, k_weight = (w.numpy() for w in self.weights) if self.weights else (NONE, NONE)
+        arrays = (x.numpy() for x in (self.qkv, self.cos, self.sin))
+        pool = self.keys.numpy(), self.values.numpy()
+        attend_rows(*arrays, q_weight, k_weight, EPS, *pool, self.tables, self.lengths, BLOCK, out.numpy())
+        return out
+
+    def turned(self, row: int, first: int, last: int, weight: Tensor | None) -> Tensor:
+        x = self.qkv[row, first:last].double()
+        if weight is not None:
+            x = F.rms_norm(x, (self.dim,), weight.double(), EPS)
+        exchanged = x.roll(self.dim // 2, -1)
+        return x * self.cos[row].double() + exchanged * self.sin[row].double()
+
+    def expected(self, row: int) -> Tensor:
+        q_weight, k_weight = self.weights or (None, None)
+        queries = self.turned(row, 0, self.heads, q_weight)
+        length = int(self.lengths[row])
+        tokens = (torch.from_numpy(self.tables[row])[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[
+            : length + 1
+        ]
+        keys, values = self.keys[:, tokens].double(), self.values[:, tokens].double()
+        keys[:, -1] = self.turned(row, self.heads, self.heads + self.kv_heads, k_weight)
+        values[:, -1] = self.qkv[row, self.heads + self.kv_heads :].double()
+        mixed = F.scaled_dot_product_attention(queries[None, :, None], keys[None], values[None], enable_gqa=True)
+        return mixed[0, :, 0]
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
+def test_decode_attention_is_the_formula(heads: int, kv_heads: int, dim: int, norms: bool):
+    case = Case(heads, kv_heads, dim, [0, 1, 31, 32, 500], norms)
+    wanted = [case.expected(row) for row in range(5)]
+    found = case.run()
+    for row in range(5):
+        assert (found[row] - wanted[row]).abs().max() < 2e-5
+    assert not found[5].any()  # padding
+
+
+def test_new_keys_and_values_are_stored_and_nothing_else():
+    case = Case(4, 2, 32, [40, 3], norms=False)
+    keys, values = case.keys.clone(), case.values.clone()
+    case.run()
+    for row, length in enumerate(case.lengths):
+        token = case.tables[row, length // BLOCK] * BLOCK + length % BLOCK
+        keys[:, token] = case.turned(row, 4, 6, None).float()
+        values[:, token] = case.qkv[row, 6:]
+    assert torch.equal(case.values, values)
+    assert (case.keys - keys).abs().max() < 1e-6
+
+
+def test_a_row_has_the_same_bits_alone_and_in_company():
+    together = Case(9, 3, 64, [100, 7, 260, 64], norms=True)
+    alone = Case(9, 3, 64, [100, 7, 260, 64], norms=True)
+    found = together.run()
+    for row in range(4):
+        single = Case(9, 3, 64, [100, 7, 260, 64], norms=True)
+        single.qkv = alone.qkv[row : row + 1]
+        single.cos, single.sin = alone.cos[row : row + 1], alone.sin[row : row + 1]
+        single.lengths, single.tables = alone.lengths[row : row + 1], alone.tables[row : row + 1]
+        assert torch.equal(single.run()[0], found[row])
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_prefill_rows_are_turned_and_stored_as_decode_does(norms: bool):
+    case = Case(6, 2, 32, [0, 1, 2, 3], norms)
+    queries = torch.empty(6, 5, 32)
+    tokens = np.array([70, 71, 200, 33], np.int64)
+    before = case.values.clone()
+    q_weight, k_weight = (w.numpy() for w in case.weights) if case.weights else (NONE, NONE)
+    arrays = (x.numpy() for x in (case.qkv, case.cos, case.sin))
+    store_rows(*arrays, q_weight, k_weight, EPS, case.keys.numpy(), case.values.numpy(), tokens, queries.numpy())
+    q_norm, k_norm = case.weights or (None, None)
+    for row in range(5):
+        assert (queries[:, row] - case.turned(row, 0, 6, q_norm)).abs().max() < 1e-5
+    for row, token in enumerate(tokens):
+        assert (case.keys[:, token] - case.turned(row, 6, 8, k_norm)).abs().max() < 1e-5
+        assert torch.equal(case.values[:, token], case.qkv[row, 8:])
+    untouched = np.setdiff1d(np.arange(BLOCKS * BLOCK), tokens)
+    assert torch.equal(case.values[:, untouched], before[:, untouched])
+
+
+def test_norm_is_the_formula():
+    x, weight = noise(7, 96) * 3, noise(96, seed=1)
+    out = torch.empty_like(x)
+    rms_norm_rows(x.numpy(), weight.numpy(), EPS, out.numpy())
+    assert (out - F.rms_norm(x.double(), (96,), weight.double(), EPS)).abs().max() < 1e-5

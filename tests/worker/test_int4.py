@@ -1,0 +1,65 @@
+"""Packed weights: what they stand for, and that both layouts compute with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.int4 import GROUP, PACKED_ROWS, Int4Linear, can_pack, quantize
+
+CPU = torch.device("cpu")
+
+
+def some_weight(out_features: int, in_features: int) -> Tensor:
+    return torch.randn(out_features, in_features, generator=torch.Generator().manual_seed(3)) * 0.02
+
+
+def test_values_are_within_half_a_level_of_the_weights():
+    weight = some_weight(48, 4 * GROUP)
+    _, scales_and_zeros, values = quantize(weight)
+    half_level = scales_and_zeros[..., 0].t().float().unsqueeze(-1) / 2
+    # The zero point is rounded to bfloat16, which moves a whole group by up to 2 ** -8 of eight levels.
+    slack = 16 * half_level * 2**-8 + 1e-6
+    error = (values - weight).view(48, 4, GROUP).abs()
+    assert (error <= half_level + slack).all()
+
+
+def test_weights_that_lie_on_levels_are_kept_but_for_bfloat16():
+    levels = torch.randint(0, 16, (16, 2, GROUP), generator=torch.Generator().manual_seed(4)).float()
+    levels[..., 0], levels[..., 1] = 0, 15
+    weight = (levels * 0.0078125 - 0.0625).view(16, 2 * GROUP)  # powers of two: exact in bfloat16
+    _, _, values = quantize(weight)
+    assert torch.equal(values, weight)
+
+
+def test_a_group_of_equal_weights_divides_by_no_zero():
+    weight = torch.full((16, GROUP), 0.5)
+    _, _, values = quantize(weight)
+    assert torch.equal(values, weight)
+
+
+@pytest.mark.parametrize("rows", [1, 4, PACKED_ROWS, PACKED_ROWS + 1, 64])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool):
+    weight = some_weight(64, 96)
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(5)) if with_bias else None
+    linear = Int4Linear(weight, bias, CPU)
+    x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(6))
+    other = torch.randn(rows, 64, generator=torch.Generator().manual_seed(7))
+    plain = F.linear(x, quantize(weight)[2], bias)
+    for found, expected in [
+        (linear(x), plain),
+        (linear.silu(x), F.silu(plain)),
+        (linear.plus(x, other), plain + other),
+        (linear.times(x, other), plain * other),
+    ]:
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_shapes_the_product_cannot_take_are_known():
+    assert can_pack(torch.empty(32, 64))
+    assert not can_pack(torch.empty(33, 64))
+    assert not can_pack(torch.empty(32, 65))
