@@ -33,6 +33,7 @@ CACHE_HEADER, ID_HEADER = "x-prefixd-cache", "x-request-id"
 _HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's outcome
 _LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
 _THREADS = 2
+_REMEMBERED_IDS = 4096
 
 _log = logging.getLogger("prefixd.gateway")
 _Result = TypeVar("_Result")
@@ -50,6 +51,7 @@ class Gateway:
         self.stopping = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
         self._open = 0
+        self._ids: dict[str, None] = {}  # of the last requests, oldest first
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self.model_names = model_names(settings)
@@ -91,10 +93,16 @@ class Gateway:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def free_id(self, wanted: str) -> str:
-        """The id itself, or with something added while a request of that id is open."""
+        """The id itself, or with something added where one of the last requests had it.
+
+        A client that hangs up and tries again may send the same id while the worker still lets go of the first.
+        """
         free = wanted
-        while self.client.is_open(free) or self.client.is_open(f"{free}.0"):
+        while free in self._ids:
             free = f"{wanted}-{token_hex(3)}"
+        self._ids[free] = None
+        if len(self._ids) > _REMEMBERED_IDS:
+            del self._ids[next(iter(self._ids))]
         return free
 
     async def answer(
@@ -142,9 +150,10 @@ class Gateway:
             self.metrics.disconnects.inc()
         except ServeError as error:
             _log.warning("request %s broke off: %s", request[REQUEST_ID], error)
-            response.force_close()
-            with suppress(ConnectionError):
-                await response.write(sse.data(error_answer(error).body))
+            await _break_off(response, error)
+        except Exception:
+            _log.exception("request %s broke off", request[REQUEST_ID])
+            await _break_off(response, ServeError("internal error; the log has more under this request's id"))
         return response
 
     async def _send_events(
@@ -180,6 +189,13 @@ class Gateway:
             (timing.first or timing.last) - timing.arrived,
             time.monotonic() - timing.arrived,
         )
+
+
+async def _break_off(response: web.StreamResponse, error: ServeError) -> None:
+    """End a stream so that it cannot be taken for a whole answer."""
+    response.force_close()
+    with suppress(ConnectionError):
+        await response.write(sse.data(error_answer(error).body))
 
 
 class _Timing:

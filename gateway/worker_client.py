@@ -111,9 +111,6 @@ class WorkerClient:
             raise WorkerUnavailable(reason or "the worker is not ready")
         return self._heartbeat.model
 
-    def is_open(self, request_id: str) -> bool:
-        return request_id in self._open
-
     def submit(self, request: Generate, queue: Queue[Event | ServeError]) -> None:
         """Send a request; its events go to `queue`, and a `ServeError` if the worker is lost.
 

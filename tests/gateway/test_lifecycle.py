@@ -11,6 +11,7 @@ from fake_worker import Call, FakeWorker, ids_of, say
 from served import Served
 
 from gateway.config import GatewaySettings
+from gateway.openai_answers import ChatAnswer
 from gateway.worker_client import SILENT_BEATS
 from protocol.messages import Cancel
 
@@ -297,3 +298,23 @@ async def test_many_streams_lose_nothing(served: Served, worker: FakeWorker):
 
     texts = await asyncio.gather(*(one(number) for number in range(24)))
     assert texts == ["word " * 120] * 24
+
+
+async def test_our_own_fault_in_a_stream_is_an_event_too(
+    served: Served, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(self: ChatAnswer, turn: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(ChatAnswer, "usage_chunk", broken)
+    response = await served.chat(stream=True, stream_options={"include_usage": True})
+    got = await lines(response)
+    assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "internal_error"
+
+
+async def test_a_second_try_with_the_same_id_gets_another(served: Served, worker: FakeWorker):
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for _ in range(2):
+        await served.post("/v1/chat/completions", body, **{"x-request-id": "again"})
+    assert worker.requests[0].request_id == "again"
+    assert worker.requests[1].request_id.startswith("again-")
