@@ -52,6 +52,7 @@ def build(
     torch.set_grad_enabled(False)
     config = load_config(path)
     dtype = _dtype(settings.dtype, device)
+    dtype_name = "int4" if settings.dtype == "int4" else str(dtype).removeprefix("torch.")
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
@@ -62,7 +63,7 @@ def build(
         config.num_layers,
         device,
         format_size(model.weight_bytes),
-        settings.dtype if settings.dtype != "auto" else str(dtype).removeprefix("torch."),
+        dtype_name,
         time.monotonic() - started,
     )
     loading("checking that rows do not depend on each other")
@@ -90,9 +91,9 @@ def build(
         caching=settings.slots > 0,
     )
     info = ModelInfo(
-        fingerprint=_bind(fingerprint(path), str(kv_dtype)),
+        fingerprint=_bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}"),
         architecture=config.architecture,
-        dtype=settings.dtype if settings.dtype != "auto" else str(dtype).removeprefix("torch."),
+        dtype=dtype_name,
         device=str(device),
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
@@ -130,7 +131,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name == "int4" and device.type != "cpu":
         raise SettingsError("dtype: int4 runs on a CPU only")
+    if name == "int4":
+        # Prefill runs a wider layout: bfloat16 only where the processor has instructions for it.
+        return torch.bfloat16 if _has_bfloat16_products() else torch.float32
     return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def _has_bfloat16_products() -> bool:
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def _context(asked: int | None, config: ModelConfig) -> int:
@@ -143,9 +152,9 @@ def _context(asked: int | None, config: ModelConfig) -> int:
     return asked or limit
 
 
-def _bind(weights: str, kv_dtype: str) -> str:
-    """The root of all digests: a state is of these weights and this type, or it is another one."""
-    return hashlib.blake2b(f"{weights}:{kv_dtype}".encode(), digest_size=16).hexdigest()
+def _bind(weights: str, types: str) -> str:
+    """The root of all digests: a state is of these weights and types, or it is another one."""
+    return hashlib.blake2b(f"{weights}:{types}".encode(), digest_size=16).hexdigest()
 
 
 def _shown(

@@ -42,10 +42,11 @@ def test_a_group_of_equal_weights_divides_by_no_zero():
 
 @pytest.mark.parametrize("rows", [1, 4, PACKED_ROWS, PACKED_ROWS + 1, 64])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool, dtype: torch.dtype):
     weight = some_weight(64, 96)
     bias = torch.randn(64, generator=torch.Generator().manual_seed(5)) if with_bias else None
-    linear = Int4Linear(weight, bias, CPU)
+    linear = Int4Linear(weight, bias, dtype, CPU)
     x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(6))
     other = torch.randn(rows, 64, generator=torch.Generator().manual_seed(7))
     plain = F.linear(x, quantize(weight)[2], bias)
