@@ -28,8 +28,8 @@ lint: setup-test ## linters and type checker
 demo: setup ## play an agent's conversation against BASE_URL, or a daemon of its own
 	$(BIN)/python tests/bench/demo.py $(ARGS)
 
-bench: setup ## measure a daemon of its own; compare with ARGS="--peer NAME=URL"
-	$(BIN)/python tests/bench/serving.py $(ARGS)
+bench: setup ## measure daemons of its own; compare with ARGS="--peer NAME=URL"
+	$(BIN)/python tests/bench/serving.py --own "packed=--dtype int4" $(ARGS)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

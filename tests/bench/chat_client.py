@@ -29,6 +29,7 @@ class Answer:
     cached_tokens: int | None
     outcome: str
     reason: str
+    worker_seconds: float | None = None  # of the first token's time, what a prefixd says its worker took
 
 
 async def chat(
@@ -48,6 +49,7 @@ async def chat(
     last = 0.0
     text = ""
     usage: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             raise ServerFailed(f"{base_url} answers {response.status}: {await response.text()}")
@@ -59,7 +61,7 @@ async def chat(
             if "error" in event:
                 raise ServerFailed(f"{base_url} fails: {event['error']}")
             usage = event.get("usage") or usage
-            cache |= {name: str(value) for name, value in (event.get("prefixd") or {}).items()}
+            told = event.get("prefixd") or told
             for choice in event["choices"]:
                 now = time.perf_counter() - sent
                 if piece := choice["delta"].get("content"):
@@ -68,6 +70,7 @@ async def chat(
                 if choice.get("finish_reason"):
                     last = now
     details = usage.get("prompt_tokens_details") or {}
+    cache |= {name: str(value) for name, value in told.items()}
     return Answer(
         text=text,
         first_seconds=last if first is None else first,
@@ -77,6 +80,7 @@ async def chat(
         cached_tokens=details.get("cached_tokens"),
         outcome=cache.get("outcome", "-"),
         reason=cache.get("reason", "-"),
+        worker_seconds=told["queue_seconds"] + told["prefill_seconds"] if "prefill_seconds" in told else None,
     )
 
 

@@ -2,6 +2,7 @@
 
     serving.py                                            a prefixd of its own
     serving.py --base-url http://127.0.0.1:8080           a running server
+    serving.py --own "packed=--dtype int4"                two of them, the second with flags
     serving.py --peer llama-server=http://127.0.0.1:8301 --start "llama-server=llama-server -m m.gguf --port 8301"
 
 Servers are measured one after the other. One named by --start runs only while it is measured, so that idle
@@ -55,6 +56,7 @@ class Figures:
 
     start: float | None
     chat: float
+    outside: float | None
     windows: float
     windows_first: float
     windows_last: float
@@ -68,6 +70,7 @@ class Figures:
 ROWS = (
     ("start to ready", "start", "s"),
     (f"growing chat, median first token of turns 2-{CHAT_TURNS}", "chat", "s"),
+    ("  of that outside the worker: gateway, sockets, client", "outside", "s"),
     (f"{WINDOWS} alternating windows, median first token from round 2", "windows", "s"),
     ("  the same, round 2 only", "windows_first", "s"),
     ("  the same, last round only", "windows_last", "s"),
@@ -102,16 +105,18 @@ class Bench:
     async def ask(self, messages: list[dict[str, str]], max_tokens: int, **options: object) -> Answer:
         return await chat(self._session, self._base_url, self._model, messages, max_tokens=max_tokens, **options)
 
-    async def growing_chat(self) -> tuple[float, int]:
-        """Median time to the first token from turn 2 on, and the tokens of the last prompt."""
+    async def growing_chat(self) -> tuple[float, float | None, int]:
+        """Median time to the first token from turn 2 on, the part of it outside the worker, and the last prompt."""
         messages = [system(self._texts.make("chat head", HEAD_TOKENS))]
-        firsts = []
+        answers = []
         for turn in range(CHAT_TURNS):
             messages.append(user(self._texts.make(f"turn {turn}", TURN_TOKENS)))
             answer = await self.ask(messages, REPLY_TOKENS)
             messages.append({"role": "assistant", "content": answer.text})
-            firsts.append(answer.first_seconds)
-        return median(firsts[1:]), answer.prompt_tokens
+            answers.append(answer)
+        outside = [a.first_seconds - a.worker_seconds for a in answers[1:] if a.worker_seconds is not None]
+        firsts = median(answer.first_seconds for answer in answers[1:])
+        return firsts, median(outside) if outside else None, answers[-1].prompt_tokens
 
     async def windows(self) -> tuple[list[float], int]:
         """Median time to the first token in each round, and the tokens of the last prompt."""
@@ -160,7 +165,7 @@ class Bench:
 
     async def run(self, start_seconds: float | None) -> Figures:
         say("  growing chat")
-        growing, chat_tokens = await self.growing_chat()
+        growing, outside, chat_tokens = await self.growing_chat()
         say("  windows")
         rounds, window_tokens = await self.windows()
         say("  cold prompts")
@@ -169,6 +174,7 @@ class Bench:
         return Figures(
             start=start_seconds,
             chat=growing,
+            outside=outside,
             windows=median(rounds[1:]),
             windows_first=rounds[1],
             windows_last=rounds[-1],
@@ -222,6 +228,11 @@ async def measure_all(options: argparse.Namespace) -> dict[str, Figures]:
     else:
         async with own_prefixd(["--model", options.model] if options.model else []) as (base_url, seconds):
             figures[options.name] = await measure(base_url, None, salt, seconds)
+    for name, flags in (pair.split("=", 1) for pair in options.own):
+        say(name)
+        model = ["--model", options.model] if options.model else []
+        async with own_prefixd([*model, *split_command(flags)]) as (base_url, seconds):
+            figures[name] = await measure(base_url, None, salt, seconds)
     commands = dict(pair.split("=", 1) for pair in options.start)
     for name, base_url in (pair.split("=", 1) for pair in options.peer):
         say(name)
@@ -261,6 +272,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model", metavar="NAME", help="model to ask for, or to serve (default: the server's first)"
     )
     parser.add_argument("--name", default="prefixd", help="what to call that server (default: %(default)s)")
+    parser.add_argument(
+        "--own", action="append", default=[], metavar="NAME=FLAGS", help="another prefixd of ours; repeatable"
+    )
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=URL", help="another server; repeatable"
     )

@@ -117,11 +117,11 @@ def test_texts_are_equal_within_a_run_and_new_in_the_next():
 
 
 def test_ratios_are_ours_to_each_peer():
-    ours = Figures(None, 0.5, 0.2, 0.2, 0.2, 2.0, 30.0, 90.0, {"cold": 2046}, {})
-    peer = Figures(1.0, 1.0, 0.4, 0.2, 0.8, 8.0, 10.0, 30.0, {}, {})
+    ours = Figures(None, 0.5, 0.004, 0.2, 0.2, 0.2, 2.0, 30.0, 90.0, {"cold": 2046}, {})
+    peer = Figures(1.0, 1.0, None, 0.4, 0.2, 0.8, 8.0, 10.0, 30.0, {}, {})
     lines = render({"prefixd": ours, "peer": peer}).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:10]]
-    assert [row[-1] for row in cells] == ["-", "0.50", "0.50", "1.00", "0.25", "0.25", "3.00", "3.00"]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:11]]
+    assert [row[-1] for row in cells] == ["-", "0.50", "-", "0.50", "1.00", "0.25", "0.25", "3.00", "3.00"]
 
 
 @pytest.mark.parametrize(
