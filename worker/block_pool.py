@@ -35,6 +35,7 @@ class BlockPool:
         self._free = bytearray(b"\x01") * num_blocks
         self._free[ZERO_BLOCK] = 0
         self._free_count = num_blocks - 1
+        self.releases = 0  # rises with every release: who found no room need not look again before it does
 
     @property
     def total_count(self) -> int:
@@ -102,6 +103,7 @@ class BlockPool:
             for block in blocks:
                 refs[block] += 1
             raise BlockError("a block was released more often than it is held")
+        self.releases += bool(blocks)
         freed = 0
         for block in blocks:
             if not refs[block] and not free[block]:

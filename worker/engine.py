@@ -1,12 +1,13 @@
 """The engine loop: takes events, carries out steps, samples and sends tokens.
 
-A fault in a step costs the requests of that step. A fault in the loop's own bookkeeping ends the process: state that
-may be wrong is never served from.
+A fault in running a step, or in choosing a token, costs the requests of that step. A fault in the bookkeeping around it
+ends the process: state that may be wrong is never served from.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from array import array
@@ -14,19 +15,43 @@ from array import array
 import torch
 from torch import Tensor
 
-from protocol.messages import Failed, Generate, Tokens
+from protocol.messages import Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens
 from worker.control import Control
-from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, WorkerSockets
+from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
+from worker.sampling import Sampler
 from worker.scheduler import Scheduler
-from worker.sequences import Choice, Request
+from worker.sequences import Choice
 from worker.snapshots import SnapshotStore
-from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut
+from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.5
+_STOPPING = "the worker is stopping"
+
+
+class EngineFault(Exception):
+    """The worker cannot go on: its own state may be wrong."""
+
+
+class _Rows:
+    """The rows of logits [rows, vocab] of one pass, and the largest of each."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        best = logits.argmax(dim=-1, keepdim=True)
+        self._most = logits.gather(1, best).flatten().tolist()
+        self._best = best.flatten().tolist()
+
+    def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
+        """The next token of one row. Raises `ValueError` where the model gave none to choose from."""
+        if not math.isfinite(self._most[row]):
+            raise ValueError("the model's logits are not finite")
+        if sampler.is_plain_greedy:
+            return self._best[row], None
+        return sampler.choose(self._logits[row])
 
 
 class Engine:
@@ -49,6 +74,7 @@ class Engine:
         self._metrics = metrics
         self._turned = time.monotonic()
         self._stopping = False
+        self._checked = False  # the accounts, since anything last happened
 
     def loop_age(self) -> float:
         """Seconds since the loop last turned."""
@@ -68,124 +94,131 @@ class Engine:
         self._sockets.inbox.put(None)
 
     def run(self) -> None:
-        while not self._stopping:
-            self._turned = time.monotonic()
-            self._take_events(wait=self._scheduler.is_idle)
-            step = self._scheduler.next_step()
-            if step is not None:
-                self._carry_out(step)
-            elif not self._scheduler.is_idle:
-                self._take_events(wait=True)
-        self._scheduler.fail_all("stopping", "the worker is stopping")
+        """Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done."""
+        try:
+            while not self._stopping:
+                self._turned = time.monotonic()
+                self._take_events(wait=self._scheduler.is_idle)
+                step = self._scheduler.next_step()
+                if step is not None:
+                    self._carry_out(step)
+            self._scheduler.fail_all("stopping", _STOPPING)
+            self._take_events(wait=False)
+        except Exception as error:
+            log.exception("the engine's bookkeeping failed")
+            self._scheduler.abandon("the worker failed and starts again")
+            raise EngineFault(f"the engine's bookkeeping failed: {type(error).__name__}: {error}") from error
 
     def _take_events(self, wait: bool) -> None:
+        """Take all that is there. Where nothing comes for a while, the accounts are checked, once."""
+        inbox = self._sockets.inbox
         try:
-            self._take(
-                self._sockets.inbox.get(timeout=_IDLE_SECONDS) if wait else self._sockets.inbox.get_nowait()
-            )
-            while True:
-                self._take(self._sockets.inbox.get_nowait())
+            event = inbox.get(timeout=_IDLE_SECONDS) if wait else inbox.get_nowait()
         except queue.Empty:
+            if wait and not self._checked:
+                self._checked = True
+                self._store.check_invariants(sequences=())
             return
+        self._checked = False
+        self._take(event)
+        while not inbox.empty():  # this thread alone takes from it
+            self._take(inbox.get_nowait())
 
     def _take(self, event: Inbound) -> None:
         match event:
-            case FromGateway(sender, message):
-                if self._stopping:
-                    self._sockets.send(
-                        sender,
-                        Failed(self._scheduler.epoch, message.request_id, "stopping", "the worker is stopping"),
-                    )
-                elif isinstance(message, Generate):
-                    self._scheduler.add(sender, message)
-                else:
-                    self._scheduler.cancel(sender, message)
+            case FromGateway(sender, Generate() as message) if self._stopping:
+                refused = Failed(self._scheduler.epoch, message.request_id, "stopping", _STOPPING)
+                self._sockets.send(sender, refused)
+            case FromGateway(sender, Generate() as message):
+                self._scheduler.add(sender, message)
+            case FromGateway(sender, Cancel() as message):
+                self._scheduler.cancel(sender, message)
             case FromOperator(sender, command):
                 self._sockets.answer(sender, self._control.answer(command))
             case GatewayLost(sender):
                 self._scheduler.drop_sender(sender)
+            case SocketsFailed(error):
+                raise error
 
     def _carry_out(self, step: Step) -> None:
+        """Run a step and report it done. What fails in running it fails its requests alone."""
         try:
-            match step:
-                case Prefill():
-                    self._prefill(step)
-                case Decode():
-                    self._decode(step)
-                case SwapOut(choice, blocks):
-                    choice.saved = self._runner.cache.save(blocks)
-                case SwapIn(choice):
-                    assert choice.saved is not None
-                    self._runner.cache.load(choice.blocks, choice.saved)
-                    choice.saved = None
+            rows = self._run(step)
+        except torch.AcceleratorError:
+            raise  # the device's context is lost: no later step could run either
         except (MemoryError, torch.OutOfMemoryError) as error:
-            log.exception("out of memory")
+            log.exception("out of memory in a step")
             self._store.drop_all("oom")
             self._fail(step, "out_of_memory", f"out of memory: {error}")
         except Exception as error:
             log.exception("step failed")
             self._fail(step, "internal", f"{type(error).__name__} in the engine")
+        else:
+            self._done(step, rows)
 
-    def _fail(self, step: Step, code: str, text: str) -> None:
-        requests: list[Request]
+    def _run(self, step: Step) -> _Rows | None:
+        """What touches the device. The rows of logits that tokens are to be chosen from, if there are any."""
         match step:
-            case Prefill(request):
-                requests = [request]
-            case Decode(choices):
-                requests = list(dict.fromkeys(choice.request for choice in choices))
-            case SwapOut(choice) | SwapIn(choice):
-                requests = [choice.request]
-        for request in requests:
-            self._scheduler.fail(request, "out_of_memory" if code == "out_of_memory" else "internal", text)
+            case Prefill(request, start, end, copies):
+                with self._metrics.step_seconds.labels(kind="prefill").time():
+                    self._copy(copies)
+                    ids = request.message.token_ids[start:end]
+                    hidden = self._runner.prefill(ids, request.blocks, start)
+                    if end < request.total:
+                        return None
+                    logits = self._runner.head_row(hidden[len(ids) - 1])
+                    return _Rows(logits.unsqueeze(0))
+            case Decode(choices, copies):
+                with self._metrics.step_seconds.labels(kind="decode").time():
+                    self._copy(copies)
+                    logits = self._runner.decode(
+                        [choice.next_token for choice in choices],
+                        [choice.blocks for choice in choices],
+                        [choice.length for choice in choices],
+                    )
+                    return _Rows(logits)
+            case SwapOut(choice, blocks):
+                choice.saved = self._runner.cache.save(blocks)
+            case SwapIn(choice, blocks):
+                assert choice.saved is not None
+                self._runner.cache.load(blocks, choice.saved)
+                choice.saved = None
+        return None
 
     def _copy(self, copies: Copies) -> None:
         for source, target in copies:
             self._runner.cache.copy_block(source, target)
 
-    def _prefill(self, step: Prefill) -> None:
-        with self._metrics.step_seconds.labels(kind="prefill").time():
-            self._copy(step.copies)
-            request = step.request
-            ids = request.message.token_ids[step.start : step.end]
-            hidden = self._runner.prefill(ids, request.blocks, step.start)
-            complete = self._scheduler.prefill_done(step)
-            if not complete:
-                return
-            logits = self._runner.head_row(hidden[len(ids) - 1])
-        for choice in list(request.choices):
-            self._sample(choice, logits, None)
+    def _fail(self, step: Step, code: FailureCode, text: str) -> None:
+        for request in dict.fromkeys(requests_of(step)):
+            self._scheduler.fail(request, code, text)
 
-    def _decode(self, step: Decode) -> None:
-        with self._metrics.step_seconds.labels(kind="decode").time():
-            self._copy(step.copies)
-            logits = self._runner.decode(
-                [choice.next_token for choice in step.choices],
-                [choice.blocks for choice in step.choices],
-                [choice.length for choice in step.choices],
-            )
-            best = logits.argmax(dim=-1).tolist()
-        for choice, row, greedy in zip(step.choices, logits, best, strict=True):
-            choice.length += 1
-            self._sample(choice, row, greedy)
+    def _done(self, step: Step, rows: _Rows | None) -> None:
+        match step:
+            case Prefill(request):
+                if self._scheduler.prefill_done(step):
+                    assert rows is not None
+                    for choice in list(request.choices):
+                        self._sample(choice, rows, 0)
+            case Decode(choices):
+                assert rows is not None
+                self._scheduler.decode_done(step)
+                for row, choice in enumerate(choices):
+                    self._sample(choice, rows, row)
 
-    def _sample(self, choice: Choice, logits: Tensor, greedy: int | None) -> None:
-        """Choose and send the next token of one choice; a fault here is that request's alone."""
+    def _sample(self, choice: Choice, rows: _Rows, row: int) -> None:
+        """Choose and send the next token of one choice; a fault in choosing is that request's alone."""
         request = choice.request
-        if choice.finished is not None:
+        if choice.finished is not None or not request.is_open:
             return
         try:
-            if greedy is not None and choice.sampler.is_plain_greedy:
-                token, logprob = greedy, None
-            else:
-                token, logprob = choice.sampler.choose(logits)
+            token, logprob = rows.choose(row, choice.sampler)
         except Exception as error:
             log.exception("sampling failed")
-            self._scheduler.fail(request, "internal", f"{type(error).__name__} while sampling")
+            self._scheduler.fail(request, "internal", f"{type(error).__name__} while sampling: {error}")
             return
         if self._scheduler.token_chosen(choice, token):
             logprobs = () if logprob is None else (logprob,)
-            self._sockets.send(
-                request.sender,
-                Tokens(self._scheduler.epoch, request.request_id, choice.index, array("i", [token]), logprobs),
-            )
+            tokens = Tokens(self._scheduler.epoch, request.request_id, choice.index, array("i", [token]), logprobs)
+            self._sockets.send(request.sender, tokens)
             self._scheduler.check_length(choice)

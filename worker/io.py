@@ -53,7 +53,22 @@ class GatewayLost:
     sender: bytes
 
 
-Inbound = FromGateway | FromOperator | GatewayLost | None  # None only wakes the engine
+@dataclass(frozen=True, slots=True)
+class SocketsFailed:
+    """The socket thread has died of a fault of ours: nobody can be reached any more."""
+
+    error: Exception
+
+
+Inbound = FromGateway | FromOperator | GatewayLost | SocketsFailed | None  # None only wakes the engine
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """A gateway that is being served. An identity that comes back with another id is another gateway."""
+
+    gateway_id: str | None  # None until its first `Hello`
+    heard_at: float
 
 
 class WorkerSockets(threading.Thread):
@@ -77,7 +92,7 @@ class WorkerSockets(threading.Thread):
         self._outbox_out = self._context.socket(zmq.PUSH)
         self._outbox_out.set_hwm(0)
         self._outbox_out.connect(_OUTBOX)
-        self._gateways: dict[bytes, float] = {}  # identity -> last heard of
+        self._gateways: dict[bytes, _Gateway] = {}  # by socket identity
 
     def _bind(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -103,7 +118,7 @@ class WorkerSockets(threading.Thread):
         self._stopped.set()
         self._outbox_out.send_multipart([b"", b""])
         self.join(timeout=5)
-        self._outbox_out.close()
+        self._outbox_out.close(linger=0)
         self._context.term()
         for path in self._paths:
             path.unlink(missing_ok=True)
@@ -111,6 +126,16 @@ class WorkerSockets(threading.Thread):
     # The thread
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the socket thread failed")
+            self.inbox.put(SocketsFailed(error))
+        finally:
+            for socket in (self._work, self._control, self._outbox_in):
+                socket.close()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         for socket in (self._work, self._control, self._outbox_in):
             poller.register(socket, zmq.POLLIN)
@@ -128,9 +153,7 @@ class WorkerSockets(threading.Thread):
             if self._control in ready:
                 self._receive(self._control, self._take_command)
             if self._stopped.is_set() and self._outbox_in not in ready:
-                break
-        for socket in (self._work, self._control, self._outbox_in):
-            socket.close()
+                return
 
     def _drain_outbox(self) -> None:
         while True:
@@ -164,13 +187,15 @@ class WorkerSockets(threading.Thread):
 
     def _take_work(self, sender: bytes, message: Message) -> None:
         match message:
-            case Hello():
-                new = sender not in self._gateways
-                self._gateways[sender] = time.monotonic()
-                if new:
+            case Hello(gateway_id):
+                before = self._gateways[sender].gateway_id if sender in self._gateways else None
+                if before not in (None, gateway_id):
+                    self._lose(sender)  # what another process left open under this identity
+                self._hear(sender).gateway_id = gateway_id
+                if before != gateway_id:
                     self._deliver(self._work, sender, encode(self._heartbeat()))
             case Generate() | Cancel():
-                self._gateways[sender] = time.monotonic()
+                self._hear(sender)
                 self.inbox.put(FromGateway(sender, message))
             case _:
                 raise ProtocolError(f"a worker takes no {type(message).__name__} on its work socket")
@@ -189,13 +214,18 @@ class WorkerSockets(threading.Thread):
             self.inbox.put(FromOperator(sender, message))
 
     def _beat(self, now: float) -> None:
-        for sender, heard in list(self._gateways.items()):
-            if now - heard > GATEWAY_SILENCE_SECONDS:
+        for sender, gateway in list(self._gateways.items()):
+            if now - gateway.heard_at > GATEWAY_SILENCE_SECONDS:
                 self._lose(sender)
         if self._gateways:
             frames = encode(self._heartbeat())
             for sender in list(self._gateways):
                 self._deliver(self._work, sender, frames)
+
+    def _hear(self, sender: bytes) -> _Gateway:
+        gateway = self._gateways.setdefault(sender, _Gateway(None, 0.0))
+        gateway.heard_at = time.monotonic()
+        return gateway
 
     def _lose(self, sender: bytes) -> None:
         if self._gateways.pop(sender, None) is not None:

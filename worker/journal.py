@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from protocol.control import Explanation
+from protocol.messages import FailureCode
 from worker.sequences import Request
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,7 @@ class Journal:
         """Remember an ended request and write its line."""
         if self._open.get(request.request_id) is request:
             del self._open[request.request_id]
-        explanation = self._explain(request)
-        self._ended.pop(request.request_id, None)
-        self._ended[request.request_id] = (request.arrived, explanation)
-        while len(self._ended) > self._limit:
-            self._ended.popitem(last=False)
+        explanation = self._remember(request)
         diverged = ""
         if explanation.diverged_token is not None:
             diverged = (
@@ -59,6 +56,20 @@ class Journal:
             explanation.decode_seconds,
             diverged,
         )
+
+    def log_refusal(self, request: Request, code: FailureCode, text: str) -> None:
+        """Remember a request that was never taken in, as failed, and write its line."""
+        request.state, request.ended_at = "failed", request.arrived
+        self._remember(request)
+        log.info("request=%s state=refused cause=%s: %s", request.request_id, code, text)
+
+    def _remember(self, request: Request) -> Explanation:
+        explanation = self._explain(request)
+        self._ended.pop(request.request_id, None)
+        self._ended[request.request_id] = (request.arrived, explanation)
+        while len(self._ended) > self._limit:
+            self._ended.popitem(last=False)
+        return explanation
 
     def explain(self, request_id: str) -> Explanation | None:
         """The record of one request, open or ended; None if it is not among the last ones."""

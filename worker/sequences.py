@@ -1,4 +1,7 @@
-"""A request and its choices while they run. Mutable, and touched by the scheduler alone."""
+"""A request and its choices while they run, and where each of them stands.
+
+Mutable, and touched by the scheduler and its parts alone.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ class Choice:
     generated: int = 0
     finished: FinishReason | None = None
     saved: Tensor | None = None  # host copy of the blocks while swapped out
+    no_room_at: int = -1  # as in `Request`, for its way back
 
 
 @dataclass(slots=True, eq=False)
@@ -46,21 +50,26 @@ class Request:
     sender: bytes
     message: Generate
     arrived: float
+    caching: bool  # may read and write the cache
     state: State = "queued"
     outcome: Outcome = "miss"
     reason: Reason = "disabled"
     depth: int = 0
     slot: int | None = None  # restored from
+    generation: int = 0  # of that slot then
     deepest_known: int = 0
     diverged_message: int | None = None
     diverged_token: int | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    tail_source: int | None = None  # restored block, partly filled, that the first pass copies; held until then
     wanted: list[Boundary] = field(default_factory=list)  # to be committed, rising
     committed: list[int] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     follows: Request | None = None  # is computing a prefix this one needs too
     follow_until: int = 0  # and has it when it reaches this position
+    no_room_at: int = -1  # what `BlockPool.releases` was when there was no room for it
+    cancel_cause: str = ""  # set once a choice was cut off
     admitted_at: float | None = None
     prefilled_at: float | None = None
     ended_at: float | None = None
@@ -88,3 +97,33 @@ class Request:
         admitted = end if self.admitted_at is None else self.admitted_at
         prefilled = end if self.prefilled_at is None else self.prefilled_at
         return admitted - self.arrived, max(prefilled - admitted, 0.0), max(end - prefilled, 0.0)
+
+
+class Running:
+    """Every admitted request or choice, in the place where it waits for its next step."""
+
+    def __init__(self) -> None:
+        self.prefilling: list[Request] = []
+        self.decoding: list[Choice] = []
+        self.swapped: list[Choice] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.prefilling or self.decoding or self.swapped)
+
+    @property
+    def choice_count(self) -> int:
+        """Choices that run now or will once their prompt is computed."""
+        to_come = sum(request.message.n for request in self.prefilling)
+        return to_come + len(self.decoding) + len(self.swapped)
+
+    def drop(self, choice: Choice) -> None:
+        """Take a choice out; one that has left already stays away."""
+        for places in (self.decoding, self.swapped):
+            if choice in places:
+                places.remove(choice)
+
+
+def age(choice: Choice) -> tuple[float, int]:
+    """Sorts choices, the oldest first."""
+    return choice.request.arrived, choice.index

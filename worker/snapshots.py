@@ -309,6 +309,19 @@ class SnapshotStore:
         self.index.trim()
         return True
 
+    def give_up(self, block: int) -> bool:
+        """Evict the snapshots that share a block with its one other holder, which then need not copy it.
+
+        False, and nothing evicted, where one of them must stay or there are more holders.
+        """
+        held = self.held[block]
+        sharing = [s for s in self.slots.snapshots() if block in s.blocks]
+        if not held or self.pool.refcount(block) != held + 1 or any(self._stays(s) for s in sharing):
+            return False
+        self._remove([snapshot.slot for snapshot in sharing], "blocks")
+        self.index.trim()
+        return True
+
     def drop_all(self, cause: EvictionCause) -> None:
         """Everything goes, pinned too; what is being restored from is no longer found and goes when released."""
         for snapshot in self.slots.snapshots():

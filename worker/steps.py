@@ -38,9 +38,21 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Put a choice's saved blocks back into its new ones."""
+    """Put a choice's saved blocks back, into these."""
 
     choice: Choice
+    blocks: tuple[int, ...]
 
 
 Step = Prefill | Decode | SwapOut | SwapIn
+
+
+def requests_of(step: Step) -> list[Request]:
+    """Whose work a step is: they fail with it."""
+    match step:
+        case Prefill(request):
+            return [request]
+        case Decode(choices):
+            return list(dict.fromkeys(choice.request for choice in choices))
+        case SwapOut(choice) | SwapIn(choice):
+            return [choice.request]

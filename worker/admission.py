@@ -1,0 +1,189 @@
+"""Requests that wait, and what lets them in: a place, room, and nobody ahead who computes what they need."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from protocol.messages import FailureCode, Generate
+from worker.block_pool import BlockPool
+from worker.lookup import Lookup
+from worker.metrics import WorkerMetrics
+from worker.sequence_memory import SequenceMemory
+from worker.sequences import Request, Running
+from worker.snapshots import SnapshotStore
+
+DECODE_MARGIN_TOKENS = 64  # room for new tokens that admission asks for
+MAX_CHOICES = 256
+
+_NOT_ASKED = Lookup(None, 0, 0, "miss", "disabled", 0, None, None)
+
+
+class NeverFits(Exception):
+    """Nothing else runs, and still there is no room: pinned snapshots hold it."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.request_id)
+        self.request = request
+
+
+class Admission:
+    """The queue. Requests start in the order they came, but for followers, which let those behind them pass."""
+
+    def __init__(
+        self,
+        running: Running,
+        store: SnapshotStore,
+        memory: SequenceMemory,
+        metrics: WorkerMetrics,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        max_running: int,
+        max_waiting: int,
+    ) -> None:
+        self.waiting: list[Request] = []
+        self._running = running
+        self._store = store
+        self._pool: BlockPool = store.pool
+        self._memory = memory
+        self._metrics = metrics
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt and answer together: the model's, or what all of the pool holds."""
+        return min(self._max_model_len, self._pool.total_count * self._pool.block_tokens)
+
+    def refusal(self, message: Generate) -> tuple[FailureCode, str] | None:
+        """Why a request cannot be taken in at all, or not now."""
+        ids = message.token_ids
+        ends = [boundary.end for boundary in message.boundaries]
+        if not len(ids):
+            return "invalid", "token_ids is empty"
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            return "invalid", f"token_ids holds an id outside [0, {self._vocab_size})"
+        if any(a >= b for a, b in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > len(ids)):
+            return "invalid", "boundaries do not rise within the prompt"
+        if not 1 <= message.n <= MAX_CHOICES:
+            return "invalid", f"n must be at least 1 and at most {MAX_CHOICES}"
+        if message.sampling.max_tokens < 1:
+            return "invalid", "max_tokens must be at least 1"
+        if len(ids) >= self.context_tokens:
+            limit = "a context" if self.context_tokens == self._max_model_len else "kv_memory"
+            return "too_long", f"prompt of {len(ids)} tokens leaves no room in {limit} of {self.context_tokens}"
+        if len(self.waiting) >= self._max_waiting:
+            return "queue_full", f"{len(self.waiting)} requests are waiting already"
+        return None
+
+    def next(self) -> Request | None:
+        """The next request that starts now, its prefix restored and its blocks reserved: it is in prefill.
+
+        Raises `NeverFits`, that request still waiting.
+        """
+        running = self._running
+        for request in self.waiting:
+            if running.swapped:
+                return None
+            if not running.is_empty:
+                full = running.choice_count + request.message.n > self._max_running
+                if full or request.no_room_at == self._pool.releases:
+                    return None
+            leader = request.follows
+            if leader is not None and leader.state == "prefill" and leader.computed < request.follow_until:
+                continue
+            request.follows = None
+            if self._start(request):
+                self.waiting.remove(request)
+                running.prefilling.append(request)
+                request.state = "prefill"
+                return request
+            if request.follows is None:
+                request.no_room_at = self._pool.releases
+                return None
+        return None
+
+    def _start(self, request: Request) -> bool:
+        """Look up, restore and reserve. False if it follows a leader now, or there is no room yet."""
+        message = request.message
+        if not request.caching:
+            return self._reserve(request, _NOT_ASKED)
+        found = self._store.lookup(message.tenant, message.token_ids, message.boundaries)
+        self._follow(request, found.depth)
+        if request.follows is not None or not self._reserve(request, found):
+            return False
+        request.deepest_known = found.deepest_known
+        request.diverged_message, request.diverged_token = found.diverged_message, found.diverged_token
+        request.wanted = self._store.wanted(message.tenant, message.token_ids, message.boundaries, request.depth)
+        return True
+
+    def _follow(self, request: Request, depth: int) -> None:
+        """Wait for a request in prefill that will materialise a boundary this one needs, deeper than `depth`.
+
+        The leader is made to commit there: the boundary is a branch point. If it ends early, what it had finished
+        is found by the next lookup.
+        """
+        message = request.message
+        needed = {boundary.digest for boundary in message.boundaries if boundary.end < request.total}
+        for leader in self._running.prefilling:
+            other = leader.message
+            if other.tenant != message.tenant or not leader.caching:
+                continue
+            shared = [b for b in other.boundaries if b.digest in needed and b.end > leader.computed]
+            if shared and shared[-1].end > depth:
+                branch = shared[-1]
+                if all(wanted.end != branch.end for wanted in leader.wanted):
+                    leader.wanted = sorted([*leader.wanted, branch], key=lambda b: b.end)
+                request.follows, request.follow_until = leader, branch.end
+                return
+
+    def _reserve(self, request: Request, found: Lookup) -> bool:
+        """Restore what was found and take blocks for the rest of the prompt, all or nothing.
+
+        While others run there must be room for a decode margin, for the tails of further choices, and a block for
+        each choice that decodes, or it would be swapped out before its next token. Alone, a request gets by with
+        less, and at last with the place of the very snapshot it starts from.
+        """
+        pool, room = self._pool, self._memory.room
+        margin = min(request.message.sampling.max_tokens, DECODE_MARGIN_TOKENS)
+        held = pool.blocks_for(found.depth)
+        # A partly filled last block is copied by the first pass, as the snapshot's own must stay as it is.
+        tail = int(found.depth % pool.block_tokens > 0)
+        least = pool.blocks_for(request.total) - held + tail
+        most = pool.blocks_for(min(request.total + margin, self.context_tokens)) - held + tail
+        further = (request.message.n - 1) * (1 + pool.blocks_for(margin)) + len(self._running.decoding)
+        source = frozenset() if found.slot is None else frozenset({found.slot})
+        alone = self._running.is_empty
+        if room(most + further, source):
+            taken = most
+        elif alone and room(least, source):
+            taken = least
+        elif alone:
+            taken = least - tail
+        else:
+            return False
+        if found.slot is not None:
+            started = time.perf_counter()
+            restored = self._store.begin_restore(found.slot, found.generation)
+            if restored is None:
+                lost = replace(found, slot=None, depth=0, outcome="miss", reason="restore_failed")
+                return self._reserve(request, lost)
+            # References are all a restore takes, so the source is released as soon as they are held.
+            self._store.end_restore(found.slot)
+            request.blocks = restored.blocks
+            self._metrics.restore_seconds.observe(time.perf_counter() - started)
+        if not room(taken):
+            pool.release(request.blocks)
+            request.blocks = []
+            raise NeverFits(request)
+        fresh = pool.allocate(taken)
+        if tail and taken >= least:
+            request.tail_source, request.blocks[-1] = request.blocks[-1], fresh.pop(0)
+        request.blocks.extend(fresh)
+        request.slot, request.generation = found.slot, found.generation
+        request.depth = request.computed = found.depth
+        request.outcome, request.reason = found.outcome, found.reason
+        return True

@@ -1,0 +1,62 @@
+"""When the work of a request becomes snapshots: as soon as it is materialised, whatever happens to it afterwards."""
+
+from __future__ import annotations
+
+import time
+
+from protocol.messages import Boundary
+from worker.metrics import WorkerMetrics
+from worker.sequences import Request
+from worker.snapshots import SnapshotStore
+
+
+class Commits:
+    """Publishes [0, boundary.end) of requests in prefill. The position is exact, whatever pass it came in."""
+
+    def __init__(self, store: SnapshotStore, metrics: WorkerMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+
+    def materialised(self, request: Request) -> None:
+        """Commit the wanted boundaries that have been reached."""
+        while request.wanted and request.wanted[0].end <= request.computed:
+            self._commit(request, request.wanted.pop(0))
+
+    def prompt_complete(self, request: Request) -> None:
+        """Remember what was computed, kept or not, so that later requests may branch there."""
+        if request.caching:
+            message = request.message
+            self._store.note(message.tenant, message.token_ids, message.boundaries, request.computed)
+
+    def cut_off(self, request: Request) -> None:
+        """A prefill ends early: keep its deepest finished boundary, so that a retry does not start from zero."""
+        done = [b for b in request.message.boundaries if request.depth < b.end <= request.computed]
+        if request.caching and done and done[-1].end not in request.committed:
+            self._commit(request, done[-1])
+        self.prompt_complete(request)
+
+    def _commit(self, request: Request, boundary: Boundary) -> None:
+        started = time.perf_counter()
+        reservation = self._store.reserve(self._source(request))
+        if reservation is None:
+            return
+        message = request.message
+        slot = self._store.commit(
+            reservation,
+            message.tenant,
+            message.token_ids,
+            boundary,
+            message.boundaries,
+            request.blocks[: self._store.pool.blocks_for(boundary.end)],
+            stored_tokens=boundary.end,
+        )
+        if slot is not None:
+            request.committed.append(boundary.end)
+            self._metrics.commit_seconds.observe(time.perf_counter() - started)
+
+    def _source(self, request: Request) -> frozenset[int]:
+        """The snapshot that the request was restored from, which must not go for its own commit."""
+        slot = request.slot
+        if slot is None or self._store.slots[slot].generation != request.generation:
+            return frozenset()
+        return frozenset({slot})

@@ -1,0 +1,85 @@
+"""Which step comes next: prefill and decode take turns, and short room is met by waiting or swapping."""
+
+from __future__ import annotations
+
+from worker.sequence_memory import SequenceMemory
+from worker.sequences import Choice, Request, Running, age
+from worker.steps import Decode, Prefill, Step
+from worker.swapping import Swapping
+
+SHARED_PREFILL_ROWS = 64  # rows of a prefill pass while others decode, so that their streams do not stutter
+_OLDEST_EVERY = 4  # one prefill pass in four goes to the oldest request, the others to the nearly finished
+
+
+class Passes:
+    """Makes steps of what runs. A step that is returned has every block it writes to."""
+
+    def __init__(
+        self,
+        running: Running,
+        memory: SequenceMemory,
+        swapping: Swapping,
+        max_prefill_rows: int,
+        max_decode_rows: int,
+    ) -> None:
+        self._running = running
+        self._memory = memory
+        self._swapping = swapping
+        self._max_prefill_rows = max_prefill_rows
+        self._max_decode_rows = max_decode_rows
+        self._prefill_turns = 0
+        self._decoded_last = False
+
+    def next(self) -> Step | None:
+        """Whoever was swapped out comes back first. None if something runs, but there is no room for any step."""
+        step: Step | None = self._swapping.back()
+        if step is None and self._decoded_last:
+            step = self._prefill() or self._decode()
+        elif step is None:
+            step = self._decode() or self._prefill()
+        if isinstance(step, Prefill | Decode):
+            self._decoded_last = isinstance(step, Decode)
+        return step
+
+    def in_the_way(self) -> Request:
+        """No step has room, as pinned snapshots hold too much: who has to go for the others to go on."""
+        running = self._running
+        admitted = [*running.prefilling, *(choice.request for choice in running.decoding)]
+        if admitted:
+            return max(admitted, key=lambda request: request.arrived)
+        return min(running.swapped, key=age).request
+
+    def _prefill(self) -> Prefill | None:
+        """The next pass of the first request, in order of urgency, that can have the blocks it writes to."""
+        if not self._running.prefilling:
+            return None
+        self._prefill_turns += 1
+        order = sorted(self._running.prefilling, key=lambda r: r.total - r.computed)
+        if self._prefill_turns % _OLDEST_EVERY == 0:
+            order.insert(0, min(order, key=lambda r: r.arrived))
+        rows = self._max_prefill_rows
+        if self._running.decoding:
+            rows = min(rows, SHARED_PREFILL_ROWS)
+        for request in order:
+            start, end = request.computed, min(request.computed + rows, request.total)
+            copies = self._memory.own(request.blocks, start, end)
+            if copies is not None:
+                return Prefill(request, start, end, self._memory.tail_copy(request) + copies)
+        return None
+
+    def _decode(self) -> Step | None:
+        """One token for as many choices as a pass holds; those left out take turns. Swaps where room is short."""
+        decoding = self._running.decoding
+        copies: list[tuple[int, int]] = []
+        chosen: list[Choice] = []
+        for choice in decoding[: self._max_decode_rows]:
+            own = self._memory.own(choice.blocks, choice.length, choice.length + 1)
+            if own is None:
+                break
+            copies.extend(own)
+            chosen.append(choice)
+        if not chosen:
+            return self._swapping.out() if decoding else None
+        if len(chosen) < len(decoding):
+            self._running.decoding = decoding[len(chosen) :] + chosen
+        return Decode(tuple(chosen), tuple(copies))

@@ -1,0 +1,57 @@
+"""Blocks for sequences, from the pool or from what snapshots give up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from worker.block_pool import BlockPool
+from worker.sequences import Request
+from worker.snapshots import SnapshotStore
+from worker.steps import Copies
+
+
+class SequenceMemory:
+    """Gets blocks, and makes them a sequence's own before it writes. Nothing shared is ever written."""
+
+    def __init__(self, pool: BlockPool, store: SnapshotStore) -> None:
+        self._pool = pool
+        self._store = store
+
+    def room(self, blocks: int, protect: Collection[int] = frozenset()) -> bool:
+        """Whether so many blocks are free, or could be made free without the snapshots in `protect`."""
+        return self._pool.free_count >= blocks or self._store.make_room(blocks, protect)
+
+    def own(self, blocks: list[int], start: int, end: int) -> Copies | None:
+        """Make [start, end) writable: append missing blocks, replace shared ones. None without room: no change.
+
+        The copies must be made, in order, before anything else is written: their sources may be free already.
+        """
+        pool, size = self._pool, self._pool.block_tokens
+        span = range(start // size, -(-end // size))
+        while True:
+            shared = [i for i in span if i < len(blocks) and pool.refcount(blocks[i]) > 1]
+            missing = max(span.stop - len(blocks), 0)
+            if pool.free_count >= len(shared) + missing:
+                break
+            # Either way snapshots that share these very blocks may have gone, so the need is counted again.
+            if self._store.make_room(len(shared) + missing):
+                continue
+            if not any(self._store.give_up(blocks[i]) for i in shared):
+                return None
+        copies: list[tuple[int, int]] = []
+        for i, fresh in zip(shared, pool.allocate(len(shared)), strict=True):
+            if i * size < start:
+                copies.append((blocks[i], fresh))
+            pool.release([blocks[i]])
+            blocks[i] = fresh
+        blocks.extend(pool.allocate(missing))
+        return tuple(copies)
+
+    def tail_copy(self, request: Request) -> Copies:
+        """The copy of a restored partly filled block that the first pass of a request starts with."""
+        source = request.tail_source
+        if source is None:
+            return ()
+        request.tail_source = None
+        self._pool.release([source])
+        return ((source, request.blocks[request.depth // self._pool.block_tokens]),)
