@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from cachectl import render
-from protocol.control import Explanation, Removed, SlotInfo, Stats
+from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
 from protocol.control_client import ControlClient
 from protocol.errors import WorkerUnavailable
 
@@ -58,9 +58,9 @@ def list_slots(client: ControlClient, asked: Asked) -> bool:
 
 
 def tree(client: ControlClient, asked: Asked) -> bool:
-    """Built from the list: a reply that nests one level a message would be too deep for JSON."""
-    rows = render.tree_order(list(_all_slots(client)))
-    _show(asked, [{"depth": depth, **asdict(slot)} for depth, slot in rows], lambda: render.tree(rows))
+    data = client.ask("tree")
+    nodes = _parsed(list[TreeNode], "tree", data.get("nodes") if isinstance(data, dict) else None)
+    _show(asked, [asdict(node) for node in nodes], lambda: render.tree(nodes))
     return True
 
 

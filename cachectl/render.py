@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protocol.control import Explanation, Removed, SlotInfo, Stats
+from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
 from protocol.sizes import format_size
 
 WATCH_HEADER = (
@@ -132,38 +132,19 @@ def slot(row: SlotInfo) -> str:
     )
 
 
-def tree_order(rows: Sequence[SlotInfo]) -> list[tuple[int, SlotInfo]]:
-    """Each snapshot after the one it extends, with its depth. Depth grows at forks only: a chain stays one column.
-
-    A snapshot whose parent went between two pages of the list counts as a root.
-    """
-    known = {row.slot for row in rows}
-    children: dict[int | None, list[SlotInfo]] = {}
-    for row in sorted(rows, key=lambda row: (row.tokens, row.slot)):
-        children.setdefault(row.parent_slot if row.parent_slot in known else None, []).append(row)
-    ordered: list[tuple[int, SlotInfo]] = []
-    pending = [(0, row) for row in reversed(children.get(None, []))]
-    while pending:
-        depth, row = pending.pop()
-        ordered.append((depth, row))
-        below = children.get(row.slot, [])
-        pending += [(depth + (len(below) > 1), child) for child in reversed(below)]
-    return ordered
-
-
-def tree(rows: Iterable[tuple[int, SlotInfo]]) -> str:
+def tree(nodes: Iterable[TreeNode]) -> str:
     return table(
         ["SNAPSHOT", "TOKENS", "MSGS", "KIND", "HITS", "FLAGS"],
         [
             [
-                "  " * depth + f"slot {row.slot} {row.digest[:8]}",
-                row.tokens,
-                row.messages,
-                row.kind,
-                row.hits,
-                _flags(row),
+                "  " * node.level + f"slot {node.slot} {node.digest[:8]}",
+                node.tokens,
+                node.messages,
+                node.kind,
+                node.hits,
+                _flags(node),
             ]
-            for depth, row in rows
+            for node in nodes
         ],
     )
 
@@ -224,7 +205,7 @@ def _outcome(answer: Stats, outcome: str) -> int:
     return sum(count for key, count in answer.lookups.items() if key.split("/")[0] == outcome)
 
 
-def _flags(row: SlotInfo) -> str:
+def _flags(row: SlotInfo | TreeNode) -> str:
     return " ".join(name for name, is_set in (("pinned", row.pinned), ("busy", bool(row.busy))) if is_set)
 
 

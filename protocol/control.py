@@ -7,7 +7,7 @@
 | `stats` | | `Stats` |
 | `list` | `cursor` (0), `limit` (100) | `{"slots": [SlotInfo], "next_cursor": int or null, "total": int}` |
 | `show` | `slot` | `SlotInfo` |
-| `tree` | | `{"roots": [TreeNode]}` |
+| `tree` | | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
 | `explain` | `request_id` | `Explanation` |
 | `evict` | `slots` [int], `dry_run` | `Removed` |
 | `flush` | `dry_run` | `Removed`; busy snapshots go when released |
@@ -19,7 +19,7 @@ Reading never touches recency.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protocol.messages import Outcome, Reason
 
@@ -52,15 +52,18 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A snapshot and those that extend it."""
+    """A snapshot in the tree. A flat list of them can be as deep as a conversation is long; nested JSON cannot."""
 
     slot: int
+    parent_slot: int | None
+    level: int  # forks above it: a chain stays on one level
     digest: str
     kind: str
     tokens: int
+    messages: int
     hits: int
     pinned: bool
-    children: list[TreeNode] = field(default_factory=list)
+    busy: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Control:
             case "show":
                 return asdict(store.slot_info(_integer(args, "slot")))
             case "tree":
-                return {"roots": [asdict(root) for root in store.tree()]}
+                return {"nodes": [asdict(node) for node in store.tree()]}
             case "explain":
                 request_id = args.get("request_id")
                 if not isinstance(request_id, str):

@@ -67,23 +67,33 @@ def _snapshot_info(
 
 
 def snapshot_tree(slots: SlotTable) -> list[TreeNode]:
-    """The snapshots that the index names, each below the nearest shallower one of its conversation."""
-    roots: list[TreeNode] = []
-    made: dict[int, TreeNode] = {}
-    for snapshot in sorted(slots.snapshots(), key=lambda s: s.tokens):
-        if snapshot.leaving:
-            continue
+    """The snapshots that the index names, each after the nearest shallower one of its conversation."""
+    children: dict[int | None, list[Snapshot]] = {}
+    for snapshot in sorted(slots.snapshots(), key=lambda s: (s.tokens, s.slot)):
+        if not snapshot.leaving:
+            above = snapshot.node.snapshot_above()
+            children.setdefault(above.slot if above else None, []).append(snapshot)
+    nodes: list[TreeNode] = []
+    pending: list[tuple[int | None, int, Snapshot]] = [
+        (None, 0, root) for root in reversed(children.get(None, []))
+    ]
+    while pending:
+        parent_slot, level, snapshot = pending.pop()
         node = snapshot.node
-        entry = TreeNode(
-            slot=snapshot.slot,
-            digest=node.digest.hex()[:DIGEST_HEX],
-            kind=node.kind,
-            tokens=snapshot.tokens,
-            hits=node.hits,
-            pinned=snapshot.pinned,
+        nodes.append(
+            TreeNode(
+                slot=snapshot.slot,
+                parent_slot=parent_slot,
+                level=level,
+                digest=node.digest.hex()[:DIGEST_HEX],
+                kind=node.kind,
+                tokens=snapshot.tokens,
+                messages=node.messages,
+                hits=node.hits,
+                pinned=snapshot.pinned,
+                busy=slots[snapshot.slot].readers,
+            )
         )
-        made[snapshot.slot] = entry
-        above = node.snapshot_above()
-        siblings = made[above.slot].children if above and above.slot is not None else roots
-        siblings.append(entry)
-    return roots
+        below = children.get(snapshot.slot, [])
+        pending += [(snapshot.slot, level + (len(below) > 1), child) for child in reversed(below)]
+    return nodes

@@ -370,7 +370,7 @@ class SnapshotStore:
         return infos, after[0] if after else None, len(used)
 
     def tree(self) -> list[TreeNode]:
-        """All snapshots, each below the nearest shallower one of its conversation."""
+        """All snapshots, each after the nearest shallower one of its conversation."""
         return snapshot_tree(self.slots)
 
     def slot_states(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ import zmq
 from cachectl import commands
 from cachectl.main import DONE, REFUSED, UNREACHABLE, USAGE, main
 from protocol.codec import decode, encode
-from protocol.control import Explanation, Removed, SlotInfo, Stats
+from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
 from protocol.messages import Reply
 from protocol.rundir import CONTROL_SOCKET, prepare_run_dir, socket_address
 
@@ -39,6 +39,10 @@ def slot_info(slot, parent=None, tokens=100, **changes):
         children=0,
     )
     return replace(row, **changes)
+
+
+def tree_node(slot, parent=None, *, level, pinned=False, busy=0):
+    return TreeNode(slot, parent, level, f"{slot:08x}", "message", 100 * slot, 2, 5, pinned, busy)
 
 
 STATS = Stats(
@@ -91,6 +95,11 @@ class FakeWorker:
         prepare_run_dir(run_dir)
         self.asked = []
         self.slots = {1: slot_info(1, tokens=100), 2: slot_info(2, 1, 200), 3: slot_info(3, 1, 300, busy=1)}
+        self.nodes = [
+            tree_node(1, level=0),
+            tree_node(2, 1, level=1, busy=1),
+            tree_node(3, 1, level=1, pinned=True),
+        ]
         self.page = 2
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -127,6 +136,9 @@ class FakeWorker:
 
     def show(self, slot):
         return self.slots[slot]
+
+    def tree(self):
+        return {"nodes": self.nodes}
 
     def explain(self, request_id):
         return {"r1": EXPLANATION}[request_id]
@@ -196,24 +208,21 @@ def test_show_one_slot(cachectl):
     assert "1.5m ago" in out
 
 
-def test_tree_indents_at_forks_only(cachectl, worker):
-    worker.slots |= {4: slot_info(4, 2, 400), 5: slot_info(5, 4, 500), 6: slot_info(6, 99)}
-    lines = cachectl("tree")[1].splitlines()[1:]
-    assert [line.split("00")[0].rstrip() for line in lines] == [
-        "slot 1",
-        "  slot 2",
-        "  slot 4",
-        "  slot 5",
-        "  slot 3",
-        "slot 6",
+def test_tree_indents_by_level(cachectl):
+    code, out, _ = cachectl("tree")
+    assert code == DONE
+    assert out.splitlines() == [
+        "SNAPSHOT           TOKENS  MSGS  KIND     HITS  FLAGS",
+        "slot 1 00000001       100     2  message     5",
+        "  slot 2 00000002     200     2  message     5  busy",
+        "  slot 3 00000003     300     2  message     5  pinned",
     ]
 
 
 def test_a_tree_as_deep_as_a_long_conversation(cachectl, worker):
-    worker.page = 500
-    worker.slots = {slot: slot_info(slot, slot - 1 or None, slot) for slot in range(1, 2001)}
+    worker.nodes = [tree_node(slot, slot - 1 or None, level=slot) for slot in range(1, 2001)]
     rows = json.loads(cachectl("--json", "tree")[1])
-    assert [(row["slot"], row["depth"]) for row in rows] == [(slot, 0) for slot in range(1, 2001)]
+    assert [(row["slot"], row["level"]) for row in rows] == [(slot, slot) for slot in range(1, 2001)]
 
 
 def test_explain_says_where_it_diverged(cachectl):

@@ -828,10 +828,28 @@ def test_the_tree_shows_what_extends_what():
     engine.play(chat(3))
     engine.play(prompt(HEAD, words(99, 9)))
     engine.play(one_shot(70))
-    roots = engine.store.tree()
-    assert [(root.tokens, len(root.children)) for root in roots] == [(12, 0), (30, 2)]
-    assert [child.tokens for child in roots[1].children] == [39, 50]
-    assert [child.tokens for child in roots[1].children[1].children] == [90]
+    head, forked, end = engine.slots_at(30, 39, 90)
+    (between,) = engine.slots_at(50)
+    assert [(node.tokens, node.parent_slot, node.level) for node in engine.store.tree()] == [
+        (12, None, 0),
+        (30, None, 0),
+        (39, head, 1),
+        (50, head, 1),
+        (90, between, 1),
+    ]
+    engine.store.pin(forked)
+    engine.store.begin_restore(end, engine.store.slots[end].generation)
+    by_slot = {node.slot: node for node in engine.store.tree()}
+    assert [(by_slot[slot].pinned, by_slot[slot].busy) for slot in (forked, end)] == [(True, 0), (False, 1)]
+
+
+def test_a_tree_deeper_than_nested_json_can_be():
+    engine = Engine(400, 4096)
+    for turns in range(1, 301):
+        engine.play(prompt(*([[1, 2]] * turns)))
+    nodes = engine.store.tree()
+    assert [node.tokens for node in nodes] == list(range(2, 602, 2))
+    assert {node.level for node in nodes} == {0}
 
 
 def test_every_cause_is_counted_from_the_start():
