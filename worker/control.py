@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,10 @@ from worker.metrics import WorkerMetrics
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore, UnknownSlot
 
+log = logging.getLogger(__name__)
+
 _PAGE = 100
+_READING = ("metrics", "stats", "list", "show", "tree", "explain")
 
 
 class Refused(Exception):
@@ -47,11 +51,17 @@ class Control:
         self._started = time.monotonic()
 
     def answer(self, command: Command) -> Reply:
+        """Raises what went wrong of its own accord where state was to change: it cannot be relied on any more."""
         epoch = self._scheduler.epoch
         try:
             return Reply(epoch, command.command_id, self._data(command.verb, command.args))
         except (Refused, UnknownSlot) as error:
             return Reply(epoch, command.command_id, error=str(error))
+        except Exception as error:
+            if command.verb not in _READING:
+                raise
+            log.exception("cannot answer %s", command.verb)
+            return Reply(epoch, command.command_id, error=f"{type(error).__name__} in the worker")
 
     def _data(self, verb: str, args: dict[str, Any]) -> object:
         store = self._store

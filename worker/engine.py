@@ -97,17 +97,21 @@ class Engine:
         """Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done."""
         try:
             while not self._stopping:
-                self._turned = time.monotonic()
-                self._take_events(wait=self._scheduler.is_idle)
-                step = self._scheduler.next_step()
-                if step is not None:
-                    self._carry_out(step)
+                self.turn(wait=self._scheduler.is_idle)
             self._scheduler.fail_all("stopping", _STOPPING)
             self._take_events(wait=False)
         except Exception as error:
             log.exception("the engine's bookkeeping failed")
             self._scheduler.abandon("the worker failed and starts again")
             raise EngineFault(f"the engine's bookkeeping failed: {type(error).__name__}: {error}") from error
+
+    def turn(self, wait: bool) -> None:
+        """Take what has come in, waiting for something if asked to, and carry out one step."""
+        self._turned = time.monotonic()
+        self._take_events(wait)
+        step = self._scheduler.next_step()
+        if step is not None:
+            self._carry_out(step)
 
     def _take_events(self, wait: bool) -> None:
         """Take all that is there. Where nothing comes for a while, the accounts are checked, once."""

@@ -1,0 +1,397 @@
+"""The real engine, scheduler and store on a model and KV memory of plain Python, where every mistake shows.
+
+A position of this memory holds a state that depends on all tokens up to it, as attention memory does, and the next
+token follows from the state alone. Every pass looks whether what it reads is the state of its own tokens.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from snapshot_rig import Clock, Prompt, prompt, spelled, states
+
+from protocol.codec import decode, encode
+from protocol.control import Stats
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    Command,
+    Completed,
+    Failed,
+    Finished,
+    Generate,
+    Message,
+    ModelInfo,
+    Reply,
+    Sampling,
+    Tokens,
+)
+from worker.block_pool import BlockPool
+from worker.control import Control
+from worker.engine import Engine
+from worker.io import FromGateway, FromOperator
+from worker.journal import Journal
+from worker.metrics import WorkerMetrics
+from worker.scheduler import Scheduler
+from worker.sequences import Choice, Request
+from worker.snapshots import SnapshotStore
+
+VOCAB = 64
+BLOCK_TOKENS = 4
+MODEL = ModelInfo("f", "tiny", "float32", "cpu", VOCAB, 4096, 1, 1, 1, 1, True)
+
+
+class WrongState(AssertionError):
+    """A pass read or wrote what is not its own."""
+
+
+def next_token(state: int) -> int:
+    return state % VOCAB
+
+
+def answer(ids: Sequence[int], max_tokens: int, stop: Sequence[int] = ()) -> list[int]:
+    """What the model answers to a prompt."""
+    state, tokens = states(ids)[-1], []
+    while len(tokens) < max_tokens:
+        token = next_token(state)
+        if token in stop:
+            break
+        tokens.append(token)
+        state = hash((state, token))
+    return tokens
+
+
+class Memory:
+    """Stands in for `KVCache`."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blocks: dict[int, list[int | None]] = {}
+        self.wrong: list[WrongState] = []  # the engine takes what is raised for the fault of one step
+
+    def refuse(self, text: str) -> NoReturn:
+        self.wrong.append(WrongState(text))
+        raise self.wrong[-1]
+
+    def read(self, blocks: Sequence[int], count: int) -> list[int | None]:
+        size = self._pool.block_tokens
+        return [self._block(blocks[p // size])[p % size] for p in range(count)]
+
+    def write(self, blocks: Sequence[int], position: int, state: int) -> None:
+        block = blocks[position // self._pool.block_tokens]
+        if self._pool.refcount(block) != 1:
+            self.refuse(f"block {block} of {self._pool.refcount(block)} holders is written")
+        self._block(block)[position % self._pool.block_tokens] = state
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._blocks[target] = list(self._block(source))
+
+    def save(self, blocks: Sequence[int]) -> Any:
+        return [list(self._block(block)) for block in blocks]
+
+    def load(self, blocks: Sequence[int], saved: Any) -> None:
+        for block, content in zip(blocks, saved, strict=True):
+            if self._pool.refcount(block) != 1:
+                self.refuse(f"block {block} of {self._pool.refcount(block)} holders is loaded")
+            self._blocks[block] = list(content)
+
+    def _block(self, block: int) -> list[int | None]:
+        return self._blocks.setdefault(block, [None] * self._pool.block_tokens)
+
+
+class Runner:
+    """Stands in for `ModelRunner`. `faults` are raised, first one first, when a pass of their kind has half run."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.cache = Memory(rig.pool)
+        self.faults: list[tuple[str, BaseException]] = []
+        self.prefilled: list[tuple[str, int, int]] = []  # request, start, end
+        self.decoded: list[list[tuple[str, int]]] = []  # request and choice of each row
+        self.logits: Callable[[int], torch.Tensor] = one_hot
+
+    def prefill(self, token_ids: Sequence[int], blocks: list[int], start: int) -> list[int]:
+        found = [request for request in self._rig.scheduler.running.prefilling if request.blocks is blocks]
+        if len(found) != 1:
+            self.cache.refuse("a pass prefills what does not run")
+        request = found[0]
+        end = start + len(token_ids)
+        if list(token_ids) != list(request.message.token_ids[start:end]) or not token_ids:
+            self.cache.refuse(f"{request.request_id} is given other tokens than its own at {start}")
+        expected = states(request.message.token_ids[:end])
+        self._expect(blocks, expected[:start], request)
+        self._fault("prefill")
+        for position in range(start, end):
+            self.cache.write(blocks, position, expected[position])
+        self.prefilled.append((request.request_id, start, end))
+        return expected[start:]
+
+    def head_row(self, hidden: int) -> torch.Tensor:
+        self._fault("head")
+        return self.logits(hidden)
+
+    def decode(self, token_ids: list[int], tables: list[list[int]], lengths: list[int]) -> torch.Tensor:
+        rows = []
+        chosen = [self._choice(table) for table in tables]
+        if len(chosen) > self._rig.max_running:
+            self.cache.refuse(f"a pass of {len(chosen)} rows")
+        for choice, token, table, length in zip(chosen, token_ids, tables, lengths, strict=True):
+            request = choice.request
+            ids = [*request.message.token_ids, *self._rig.tokens(request.request_id, choice.index)]
+            if token != ids[-1] or length != len(ids) - 1:
+                self.cache.refuse(f"{request.request_id} is given token {token} at {length}")
+            expected = states(ids)
+            self._expect(table, expected[:-1], request)
+            self.cache.write(table, length, expected[-1])
+            rows.append(self.logits(expected[-1]))
+        self._fault("decode")
+        self.decoded.append([(choice.request.request_id, choice.index) for choice in chosen])
+        return torch.stack(rows)
+
+    def _choice(self, table: list[int]) -> Choice:
+        found = [choice for choice in self._rig.scheduler.running.decoding if choice.blocks is table]
+        if len(found) != 1:
+            self.cache.refuse("a pass decodes what does not run")
+        return found[0]
+
+    def _expect(self, blocks: list[int], expected: list[int], request: Request) -> None:
+        if self.cache.read(blocks, len(expected)) != expected:
+            self.cache.refuse(f"{request.request_id} reads state that is not of its tokens")
+
+    def _fault(self, kind: str) -> None:
+        if self.faults and self.faults[0][0] == kind:
+            raise self.faults.pop(0)[1]
+
+
+def one_hot(state: int) -> torch.Tensor:
+    row = torch.zeros(VOCAB)
+    row[next_token(state)] = 1.0
+    return row
+
+
+class Sockets:
+    """Stands in for `WorkerSockets`: what is sent goes through the real codec and is kept."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.sent: list[tuple[bytes, Message]] = []
+        self.replies: list[Reply] = []
+
+    def send(self, sender: bytes, message: Message) -> None:
+        self.sent.append((sender, decode(encode(message))))
+
+    def answer(self, sender: bytes, reply: Reply) -> None:
+        answered = decode(encode(reply))
+        assert isinstance(answered, Reply)
+        self.replies.append(answered)
+
+
+class Rig:
+    """A worker without a model and without sockets. Time passes with every turn."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 64,
+        slots: int = 16,
+        max_running: int = 4,
+        max_waiting: int = 100,
+        max_model_len: int = 4096,
+        prefill_rows: int = 8,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self.clock = Clock()
+        self.max_running = max_running
+        self.max_model_len = max_model_len
+        self.pool = BlockPool(blocks + 1, block_tokens)
+        self.store = SnapshotStore(slots, self.pool, block_bytes=100, clock=self.clock)
+        self.sockets = Sockets()
+        self.metrics = WorkerMetrics()
+        self.journal = Journal(clock=self.clock)
+        self.scheduler = Scheduler(
+            epoch="e",
+            store=self.store,
+            pool=self.pool,
+            metrics=self.metrics,
+            journal=self.journal,
+            emit=self.sockets.send,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            max_prefill_rows=prefill_rows,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            caching=slots > 0,
+            clock=self.clock,
+        )
+        control = Control(
+            model=MODEL,
+            model_name="tiny",
+            block_bytes=100,
+            scheduler=self.scheduler,
+            store=self.store,
+            pool=self.pool,
+            metrics=self.metrics,
+            journal=self.journal,
+        )
+        self.runner = Runner(self)
+        sockets, runner = self.sockets, self.runner
+        self.engine = Engine(sockets, self.scheduler, self.store, runner, control, self.metrics)  # type: ignore[arg-type]
+        self._ids = 0
+        self.asked: dict[str, Generate] = {}
+
+    # Asking
+
+    def generate(
+        self,
+        request: Prompt,
+        *,
+        n: int = 1,
+        max_tokens: int = 4,
+        cache: bool = True,
+        sender: bytes = b"gateway",
+        **sampling: Any,
+    ) -> str:
+        """Put a request in the inbox; returns its id."""
+        self._ids += 1
+        request_id = f"r{self._ids}"
+        message = Generate(
+            request_id,
+            request.ids,
+            request.boundaries,
+            Sampling(max_tokens, **{"temperature": 0.0, **sampling}),
+            n,
+            cache,
+            request.tenant,
+        )
+        self.asked[request_id] = message
+        self.sockets.inbox.put(FromGateway(sender, message))
+        return request_id
+
+    def cancel(
+        self, request_id: str, cause: Any = "disconnect", choice: int | None = None, sender: bytes = b"gateway"
+    ) -> None:
+        self.sockets.inbox.put(FromGateway(sender, Cancel(request_id, cause, choice)))
+
+    def ask(self, verb: str, **args: Any) -> Reply:
+        """Have a control command answered, with one turn of the engine."""
+        self.sockets.inbox.put(FromOperator(b"operator", Command("c", verb, args)))
+        self.turn()
+        return self.sockets.replies.pop()
+
+    def stats(self) -> Stats:
+        reply = self.ask("stats")
+        assert isinstance(reply.data, dict)
+        return Stats(**reply.data)
+
+    # Going on
+
+    def turn(self) -> None:
+        self.clock.now += 1
+        self.engine.turn(wait=False)
+        if self.runner.cache.wrong:
+            raise self.runner.cache.wrong[0]
+        self.check()
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
+    def run(self, limit: int = 2000) -> None:
+        """Turn until nothing is open; what holds at rest is checked."""
+        self.turn()
+        while not self.scheduler.is_idle:
+            limit -= 1
+            assert limit > 0, "requests do not end"
+            self.turn()
+        self.check_rest()
+
+    def serve(self, request: Prompt, **options: Any) -> str:
+        request_id = self.generate(request, **options)
+        self.run()
+        return request_id
+
+    # Looking
+
+    def events(self, request_id: str) -> list[Message]:
+        return [message for _, message in self.sockets.sent if getattr(message, "request_id", None) == request_id]
+
+    def of(self, request_id: str, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events(request_id) if isinstance(event, kind)]
+
+    def tokens(self, request_id: str, choice: int = 0) -> list[int]:
+        return [t for event in self.of(request_id, Tokens) if event.choice == choice for t in event.token_ids]
+
+    def accepted(self, request_id: str) -> Accepted:
+        (accepted,) = self.of(request_id, Accepted)
+        return accepted
+
+    def end(self, request_id: str) -> Completed | Failed:
+        """The last message of a request, of which there is exactly one."""
+        (end,) = [event for event in self.events(request_id) if isinstance(event, Completed | Failed)]
+        assert self.events(request_id)[-1] is end
+        return end
+
+    def reasons(self, request_id: str) -> list[str]:
+        """How the choices ended, in order of choices."""
+        finished = sorted(self.of(request_id, Finished), key=lambda event: event.choice)
+        return [event.reason for event in finished]
+
+    def assert_answered(self, request_id: str) -> None:
+        """Every choice has the answer of the model, as far as it was asked for."""
+        message, end = self.asked[request_id], self.end(request_id)
+        assert isinstance(end, Completed), end
+        sampling = message.sampling
+        limit = min(sampling.max_tokens, self.context - len(message.token_ids))
+        expected = answer(message.token_ids, limit, sampling.stop_token_ids)
+        for choice in range(message.n):
+            assert self.tokens(request_id, choice) == expected
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together."""
+        return min(self.max_model_len, self.pool.total_count * self.pool.block_tokens)
+
+    def kept(self) -> list[int]:
+        """The positions kept, rising."""
+        return sorted(s.node.end for s in self.store.slots.snapshots() if not s.leaving)
+
+    def count(self, metric: str, **labels: str) -> float:
+        value = self.metrics.registry.get_sample_value(metric, labels)
+        assert value is not None, metric
+        return value
+
+    # Checks
+
+    def check(self) -> None:
+        """Every block has the holders it should have, and every snapshot the state of its tokens."""
+        running = self.scheduler.running
+        tables = [request.blocks for request in running.prefilling]
+        tables += [[r.tail_source] for r in running.prefilling if r.tail_source is not None]
+        tables += [choice.blocks for choice in [*running.decoding, *running.swapped]]
+        self.store.check_invariants(tables)
+        for snapshot in self.store.slots.snapshots():
+            if not snapshot.leaving:
+                ids = spelled(snapshot.node)
+                assert self.runner.cache.read(snapshot.blocks, len(ids)) == states(ids), f"slot {snapshot.slot}"
+
+    def check_rest(self) -> None:
+        """Nothing is open: nothing is held but by snapshots, and everybody has had a last word."""
+        self.store.check_invariants([])
+        assert self.scheduler.running.is_empty
+        assert not self.scheduler.waiting
+        assert self.scheduler.running_count == 0
+        for request_id in self.asked:
+            self.end(request_id)
+
+
+def text(start: int, count: int) -> list[int]:
+    """`count` ids within the vocabulary that depend on `start`."""
+    return [hash((start, i)) % VOCAB for i in range(count)]
+
+
+def one(start: int, count: int, tail: int = 1) -> Prompt:
+    """A prompt of one message of `count` tokens and a generation suffix."""
+    return prompt(text(start, count), tail=text(start + 1000, tail), head=False)
