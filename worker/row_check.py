@@ -21,7 +21,7 @@ from worker.models.llama import LlamaModel
 log = logging.getLogger(__name__)
 
 REFERENCE_ROWS = 64
-LISTED_ROWS = (4, 8, 16, 32, 64, 128, 256)
+LISTED_ROWS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MIN_PREFILL_ROWS = 8  # attention over fewer query rows takes another path
 HEAD_ROWS = 4  # the row that makes the first token goes through the head in this one shape
 
