@@ -69,29 +69,29 @@ class ChatTemplate:
         *,
         reply: bool,
         extra: dict[str, Any] | None = None,
-        ours: int = 0,
+        owners: Sequence[int] | None = None,
     ) -> Rendered:
-        """Render; `reply` adds the generation prompt, `ours` leading messages own nothing and are not counted.
+        """Render; `reply` adds the generation prompt, `owners` are the messages' indices if not 0, 1, 2 and so on.
 
         Raises what the template raises.
         """
-        owners = _Owners(messages[ours:])
+        owned = _Owners(messages, range(len(messages)) if owners is None else owners)
         context = self._variables | (extra or {})
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
-        context |= {_ENTER: owners.enter, _LEAVE: owners.leave}
+        context |= {_ENTER: owned.enter, _LEAVE: owned.leave}
         pieces: list[str] = []
         for piece in self._template.generate(context):
             if piece:
                 pieces.append(piece)
-                owners.wrote(len(piece))
-        return Rendered("".join(pieces), tuple(owners.spans()))
+                owned.wrote(len(piece))
+        return Rendered("".join(pieces), tuple(owned.spans()))
 
 
 class _Owners:
     """Follows which message a render is busy with. Loops may nest; an inner one hides the outer until it ends."""
 
-    def __init__(self, messages: Sequence[dict[str, Any]]) -> None:
-        self._index = {id(message): at for at, message in enumerate(messages)}
+    def __init__(self, messages: Sequence[dict[str, Any]], owners: Sequence[int]) -> None:
+        self._index = {id(m): owner for m, owner in zip(messages, owners, strict=True) if owner != NOBODY}
         self._stack: list[tuple[int, int]] = []  # (loop, owner)
         self._spans: list[tuple[int, int]] = []  # (owner, length)
 

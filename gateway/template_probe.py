@@ -1,20 +1,22 @@
 """Learns a template's habits by rendering small conversations once, at load.
 
 Templates disagree about things no standard settles: whether tool arguments are an object or text, whether an
-assistant message that only calls tools has empty or no content, where the system text goes. Each probe has a
-word in it that can be found again, so what became of it is seen rather than guessed.
+assistant message that only calls tools has empty or no content, where the system text goes, whether two user
+messages may follow one another. Each probe has words in it that can be found again, so what became of it is seen
+rather than guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
 from gateway.boundaries import message_ends
 from gateway.conversation import Conversation, Message, ToolCall
-from gateway.renderer import Habits, Renderer, common_prefix
+from gateway.renderer import Renderer, common_prefix
 from gateway.template import ChatTemplate
+from gateway.template_form import Habits, ending
 from protocol.errors import SettingsError
 
 _TOOL = {
@@ -26,17 +28,26 @@ _TOOL = {
     },
 }
 _CALL = ToolCall("call_0123456789abcdef", "probefunction", {"probekey": "probevalue"})
+_OTHER_CALL = ToolCall("call_fedcba9876543210", "probefunction", {"probekey": "othervalue"})
 _SYSTEM, _USER = Message("system", "systemprobe"), Message("user", "firstprobe")
 _ANSWER, _NEXT = Message("assistant", "answerprobe"), Message("user", "secondprobe")
+_INNER = Message("system", "innerprobe")
 _CALLING = Message("assistant", "", (_CALL,))
 _RESULT = Message("tool", "resultprobe", tool_call_id=_CALL.id)
+_OTHER_RESULT = Message("tool", "otherprobe", tool_call_id=_OTHER_CALL.id)
 
 _PLAIN = (_USER, _ANSWER, _NEXT)
 _CHATS = (_PLAIN, (_SYSTEM, *_PLAIN), (_USER,))
-_TOOL_CHATS = (
-    (_USER, _CALLING, _RESULT, _ANSWER, _NEXT),
-    (_SYSTEM, _USER, _CALLING, _RESULT, _ANSWER, _NEXT),
-    (_USER, _CALLING, _RESULT),
+_ASKED = (_USER, _CALLING, _RESULT)
+_TOOL_CHATS = ((*_ASKED, _ANSWER, _NEXT), (_SYSTEM, *_ASKED, _ANSWER, _NEXT), _ASKED)
+_PARALLEL = (_USER, Message("assistant", "", (_CALL, _OTHER_CALL)), _RESULT, _OTHER_RESULT)
+_USER_FOLLOWS = ((_USER, _NEXT), (*_ASKED, _NEXT))
+_INNER_SYSTEM = ((_USER, _ANSWER, _INNER, _NEXT), (*_PLAIN, _INNER), (*_ASKED, _INNER))
+_ENDINGS = ((_USER,), (_USER, _ANSWER), (_USER, _CALLING), _ASKED, (*_PLAIN, _INNER))
+_EMPTY = (
+    (_USER, Message("assistant", ""), _NEXT),
+    (Message("user", ""), _ANSWER, _NEXT),
+    (*_ASKED[:2], replace(_RESULT, content=""), _ANSWER, _NEXT),
 )
 
 
@@ -44,16 +55,19 @@ def learn(template: ChatTemplate) -> Renderer:
     """The renderer for a template. Raises `SettingsError` where even a plain chat cannot be rendered."""
     habits = _plain_habits(template)
     habits = _tool_habits(template, habits)
+    habits = _order_habits(template, habits)
     conversations = [Conversation(chat) for chat in _CHATS]
     conversations += [Conversation(chat, (_TOOL,)) for chat in (*_TOOL_CHATS, _PLAIN)]
     rendered = [c for c in conversations if _text(template, habits, c) is not None]
+    habits = replace(habits, answer_in_loop=any(_answers_in_loop(template, habits, c) for c in rendered))
+    habits = _closing_habits(template, habits)
     habits = replace(
         habits,
-        answer_in_loop=any(_answers_in_loop(template, habits, c) for c in rendered),
         misplaced=frozenset(role for c in rendered for role in _misplaced(template, habits, c)),
         end_of_turn=_end_of_turn(template, habits),
     )
-    return Renderer(template, habits)
+    habits = _user_frame(template, habits)
+    return Renderer(template, replace(habits, vague=frozenset(_vague(template, habits))))
 
 
 def probe_texts(renderer: Renderer) -> Iterator[str]:
@@ -72,6 +86,11 @@ def _text(template: ChatTemplate, habits: Habits, conversation: Conversation, re
         return None
 
 
+def _chat(messages: Sequence[Message]) -> Conversation:
+    """A probe, with tools where it calls any."""
+    return Conversation(tuple(messages), (_TOOL,) if any(m.tool_calls for m in messages) else ())
+
+
 def _plain_habits(template: ChatTemplate) -> Habits:
     for habits in (Habits(), Habits(no_tools=())):
         text = _text(template, habits, Conversation(_PLAIN))
@@ -82,7 +101,7 @@ def _plain_habits(template: ChatTemplate) -> Habits:
         if _NEXT.content in (_text(template, habits, Conversation(_PLAIN, (_TOOL,))) or ""):
             return habits
     try:
-        template.render(Renderer(template, Habits()).messages(Conversation(_PLAIN)), None, reply=True)
+        Renderer(template, Habits()).run(Conversation(_PLAIN), reply=True)
     except Exception as error:
         raise SettingsError(f"chat_template: cannot render a plain conversation: {error}") from error
     raise SettingsError("chat_template: a user message does not appear in its text")
@@ -93,8 +112,11 @@ def _tool_habits(template: ChatTemplate, habits: Habits) -> Habits:
     text = _text(template, habits, Conversation(_PLAIN, (_TOOL,)))
     if text is not None and _CALL.name not in text:
         shown = replace(habits, tools_as_text=True)
-        if _CALL.name in (_text(template, shown, Conversation(_PLAIN, (_TOOL,))) or ""):
-            habits = shown
+        # The tools go into system text, which the template may have no place for either.
+        for tried in (shown, replace(shown, system_as_user=True)):
+            if _CALL.name in (_text(template, tried, Conversation(_PLAIN, (_TOOL,))) or ""):
+                habits = replace(shown, system_as_user=tried.system_as_user)
+                break
     forms = ((False, False), (True, False), (True, True))
     for form, ordinal, raw, empty in product(forms, (False, True), (False, True), ("", None)):
         tried = replace(
@@ -117,11 +139,74 @@ def _call_came_out(text: str) -> bool:
     return not spoilt and "probevalue" in tail and "probefunction" in tail and _RESULT.content in tail
 
 
+def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
+    """What to do where the template refuses an order of roles, or moves or drops a system message.
+
+    Each try stands only if it brings every probe out that the template takes in some form.
+    """
+    with_tools = _in_order(template, habits, _ASKED)
+    follows, inner = (
+        [chat for chat in chats if with_tools or not any(m.tool_calls for m in chat)]
+        for chats in (_USER_FOLLOWS, _INNER_SYSTEM)
+    )
+    nothing: frozenset[str] = frozenset()
+    for joined in (nothing, frozenset({"user"}), frozenset({"user", "tool"})):
+        tried = replace(habits, joined=joined)
+        if all(_in_order(template, tried, chat) for chat in follows):
+            habits = tried
+            break
+    if not _shown(template, habits, (_SYSTEM, *_PLAIN)):
+        tried = replace(habits, system_as_user=True, joined=habits.joined)
+        habits = tried if _shown(template, tried, (_SYSTEM, *_PLAIN)) else habits
+    if not all(_in_order(template, habits, chat) for chat in inner):
+        tried = replace(habits, inner_as_user=True)
+        habits = tried if all(_in_order(template, tried, chat) for chat in inner) else habits
+    if with_tools and not _in_order(template, habits, _PARALLEL):
+        tried = replace(habits, single_calls=True)
+        habits = tried if _in_order(template, tried, _PARALLEL) else habits
+    return habits
+
+
+def _shown(template: ChatTemplate, habits: Habits, messages: Sequence[Message]) -> bool:
+    text = _text(template, habits, _chat(messages))
+    return text is not None and all(message.content in text for message in messages)
+
+
+def _in_order(template: ChatTemplate, habits: Habits, messages: Sequence[Message]) -> bool:
+    text = _text(template, habits, _chat(messages))
+    if text is None:
+        return False
+    places = [text.find(message.content) for message in messages if message.content]
+    return -1 not in places and places == sorted(places)
+
+
 def _answers_in_loop(template: ChatTemplate, habits: Habits, conversation: Conversation) -> bool:
     renderer = Renderer(template, habits)
     asking, plain = renderer.run(conversation, True), renderer.run(conversation, False)
     end = message_ends(asking.spans, len(conversation.messages))[-1]
     return end is not None and end > common_prefix(asking.text, plain.text)
+
+
+def _closing_habits(template: ChatTemplate, habits: Habits) -> Habits:
+    """What the template writes behind the last message, by its kind, and whether it stays once another follows."""
+    closers: dict[str, str] = {}
+    passing: set[str] = set()
+    renderer = Renderer(template, habits)
+    for chat in _ENDINGS:
+        if _text(template, habits, _chat(chat), reply=False) is None:
+            continue
+        rendered = renderer.run(_chat(chat), reply=False)
+        end = message_ends(rendered.spans, len(chat))[-1]
+        kind, closer = ending(chat[-1]), rendered.text[end:]
+        if end is None or not closer or any(m.content and m.content in closer for m in (*chat, _SYSTEM)):
+            continue  # a template that keeps an answer back to write it at the end has no closer
+        if any(call.name in closer for call in chat[-1].tool_calls):
+            continue
+        closers[kind] = closer
+        longer = _text(template, habits, _chat([*chat, _RESULT if kind == "calls" else _ANSWER]), reply=False)
+        if chat[-1].role != "assistant" and longer is not None and not longer.startswith(rendered.text):
+            passing.add(kind)
+    return replace(habits, closers=closers, passing=frozenset(passing))
 
 
 def _misplaced(template: ChatTemplate, habits: Habits, conversation: Conversation) -> Iterator[str]:
@@ -130,9 +215,11 @@ def _misplaced(template: ChatTemplate, habits: Habits, conversation: Conversatio
     prompt = renderer.render(conversation)
     for index, message in enumerate(conversation.messages):
         at = prompt.text.find(message.content) if message.content else -1
-        if at < 0:
+        end = prompt.ends[index]
+        if at < 0 or isinstance(end, str):
             continue
-        if any((at < cut.end) != (index < cut.messages) for cut in prompt.cuts):
+        moved = at >= end
+        if moved or any((at < c.end) != (index < c.messages) for c in prompt.cuts if c.kind == "message"):
             yield message.role
 
 
@@ -140,3 +227,42 @@ def _end_of_turn(template: ChatTemplate, habits: Habits) -> str:
     text = _text(template, habits, Conversation((_USER, _ANSWER)), reply=False) or ""
     _, found, after = text.partition(_ANSWER.content)
     return after if found else ""
+
+
+def _user_frame(template: ChatTemplate, habits: Habits) -> Habits:
+    """What stands around the text of user messages: before that of a first one, and of a later one."""
+    headers: list[str] = []
+    footer = ""
+    renderer = Renderer(template, habits)
+    for chat in ((_SYSTEM, *_PLAIN), _PLAIN):
+        if _text(template, habits, _chat(chat)) is None:
+            continue
+        rendered = renderer.run(_chat(chat), reply=True)
+        ends = renderer.render(_chat(chat)).ends
+        first, last = len(chat) - 3, len(chat) - 1
+        start, end = ends[last - 1], ends[last]
+        if not isinstance(start, int) or not isinstance(end, int):
+            continue
+        own = next((s for s in rendered.spans if s.owner == first), None)
+        header, found, footer = rendered.text[start:end].partition(_NEXT.content)
+        headers += [header] if found and _SYSTEM.content not in header else []
+        opening = rendered.text[own.start : own.end].partition(_USER.content)[0] if own else ""
+        if opening and _SYSTEM.content not in opening:
+            headers.append(opening)
+            break
+    footer = footer.removesuffix(habits.closers.get("user", ""))
+    return replace(habits, user_headers=tuple(sorted({h for h in headers if h})), user_footer=footer)
+
+
+def _vague(template: ChatTemplate, habits: Habits) -> Iterator[str]:
+    """Roles whose empty messages end elsewhere when they are the last."""
+    renderer = Renderer(template, habits)
+    for chat in _EMPTY:
+        if _text(template, habits, _chat(chat)) is None:
+            continue
+        prompt = renderer.render(_chat(chat))
+        index = next(i for i, message in enumerate(chat) if not message.content and not message.tool_calls)
+        tools = _chat(chat).tools
+        alone = _text(template, habits, Conversation(chat[: index + 1], tools), reply=False)
+        if alone is not None and prompt.text.startswith(alone) and len(alone) != prompt.ends[index]:
+            yield chat[index].role

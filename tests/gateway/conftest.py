@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fake_worker import FakeWorker
+from hypothesis import settings as hypothesis_settings
 from served import Served
 from tiny_model import write_model_dir
 
@@ -22,6 +23,10 @@ from gateway.prompts import PromptMaker
 from gateway.service import Gateway
 from gateway.worker_client import WorkerClient
 from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
+
+# How long one example takes says nothing on a machine that is shared.
+hypothesis_settings.register_profile("prefixd", deadline=None)
+hypothesis_settings.load_profile("prefixd")
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -174,11 +174,9 @@ def test_a_chat_begins_with_one_bos(template: str):
 
 
 def test_a_templates_refusal_is_the_callers_fault():
-    maker = make(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('No system here') }}{% endif %}" + TEMPLATE
-    )
-    with pytest.raises(RequestError, match="No system here") as refused:
-        prompt(maker, {"role": "system", "content": "S"}, user("q"))
+    maker = make("{% if messages[0].content == 'no' %}{{ raise_exception('Not this') }}{% endif %}" + TEMPLATE)
+    with pytest.raises(RequestError, match="Not this") as refused:
+        prompt(maker, user("no"))
     assert refused.value.status == 400
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 
 from gateway.conversation import Conversation, Message, ToolCall
-from gateway.renderer import PromptText, Renderer
+from gateway.renderer import JOINED, PromptText, Renderer
 from gateway.template import ChatTemplate
 from gateway.template_env import build_environment
 from gateway.template_probe import learn
@@ -19,15 +20,8 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat_templat
 NAMES = sorted(path.name for path in FOLDER.glob("*.jinja")) if FOLDER.is_dir() else []
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 
-# Text that a template writes once no message follows, and that its loop writes again with the next message: a
-# boundary lies before it, in the short conversation and in the longer one alike.
-CLOSERS = {
-    "Apertus-8B-Instruct.jinja": "]",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja": "<｜tool▁outputs▁end｜>",
-    "deepseek-ai-DeepSeek-V3.jinja": "<｜tool▁outputs▁end｜>",
-    "llama-cpp-deepseek-r1.jinja": "<｜tool▁outputs▁end｜><｜end▁of▁sentence｜>",
-    "fireworks-ai-llama-3-firefunction-v2.jinja": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-}
+# Templates that write something behind the last message which the next turn no longer has there.
+PASSING_TEMPLATES = {"CohereForAI-c4ai-command-r-plus-tool_use.jinja"}
 
 TOOL = {
     "type": "function",
@@ -38,6 +32,7 @@ TOOL = {
     },
 }
 SYSTEM = Message("system", "Be brief. ")
+NOTE = Message("system", "A note comes in between.")
 
 
 def user(number: int) -> Message:
@@ -65,8 +60,15 @@ SHAPES = {
     "tools": Conversation((user(0), calls(1), result(1), answer(2), user(3), calls(4), result(4)), (TOOL,)),
     "system and tools": Conversation((SYSTEM, user(0), calls(1), result(1), answer(2), user(3)), (TOOL,)),
     "parallel": Conversation((user(0), calls(1, 2), result(1), result(2), answer(2), user(3)), (TOOL,)),
-    "system inside": Conversation((SYSTEM, user(0), answer(1), SYSTEM, user(2))),
+    "system inside": Conversation((SYSTEM, user(0), answer(1), NOTE, user(2))),
     "two users": Conversation((user(0), user(1), answer(2), user(3))),
+    "inner system last": Conversation((SYSTEM, user(0), answer(1), user(2), NOTE)),
+    "inner system behind a result": Conversation((user(0), calls(1), result(1), NOTE), (TOOL,)),
+    "user behind a result": Conversation((user(0), calls(1), result(1), user(1)), (TOOL,)),
+    "parallel results last": Conversation((SYSTEM, user(0), calls(1, 2), result(1), result(2)), (TOOL,)),
+    "calls last": Conversation((SYSTEM, user(0), calls(1, 2)), (TOOL,)),
+    "empty": Conversation((user(0), Message("assistant", ""), Message("user", ""), answer(1), user(2))),
+    "calls without tools": Conversation((SYSTEM, user(0), calls(1), result(1), answer(2), user(3))),
     "thinking": Conversation(
         (
             user(0),
@@ -79,7 +81,20 @@ SHAPES = {
 }
 needs_templates = pytest.mark.skipif(not NAMES, reason="the shared data folder is not here")
 all_templates = pytest.mark.parametrize("name", NAMES)
-all_shapes = pytest.mark.parametrize("shape", SHAPES)
+
+
+def all_shapes(test: Callable[[str, str], None]) -> Callable[[str], None]:
+    """Every shape in one test: a test each would be thousands."""
+
+    def of_template(name: str) -> None:
+        for shape in SHAPES:
+            try:
+                test(name, shape)
+            except Exception as error:
+                raise AssertionError(f"in the conversation {shape!r}: {error}") from error
+
+    of_template.__name__ = test.__name__
+    return of_template
 
 
 @cache
@@ -88,27 +103,27 @@ def renderer(name: str) -> Renderer:
 
 
 def render(name: str, conversation: Conversation) -> PromptText:
-    """Skips what the template itself refuses."""
-    try:
-        return renderer(name).render(conversation)
-    except TemplateError as refusal:
-        pytest.skip(f"refused: {refusal.message}")
+    return renderer(name).render(conversation)
 
 
 def prefixes(conversation: Conversation) -> list[Conversation]:
-    """The conversations that end before each later answer or message."""
-    shorter = [
-        replace(conversation, messages=conversation.messages[:count])
-        for count in range(1, len(conversation.messages))
-    ]
-    return [each for each in shorter if not each.continues and each.messages[-1].role != "system"]
+    """The conversations of its first 1, 2, 3 and so on messages, itself left out."""
+    counts = range(1, len(conversation.messages))
+    return [replace(conversation, messages=conversation.messages[:count]) for count in counts]
+
+
+def turns(conversation: Conversation) -> list[Conversation]:
+    """Those of its prefixes that ask for an answer."""
+    return [each for each in prefixes(conversation) if each.messages[-1].role in ("user", "tool")]
 
 
 @needs_templates
 def test_every_template_serves_plain_chats():
     for name in NAMES:
         prompt = renderer(name).render(SHAPES["plain"])
-        assert [cut.messages for cut in prompt.cuts][-5:] == [1, 2, 3, 4, 5], name
+        last = (4,) if name in PASSING_TEMPLATES else (5,)
+        assert tuple(cut.messages for cut in prompt.cuts)[-5:] == (1, 2, 3, 4, *last), name
+        assert prompt.ends[:4] == tuple(cut.end for cut in prompt.cuts[-5:-1]), name
 
 
 @needs_templates
@@ -122,6 +137,21 @@ def test_every_template_shows_a_call_and_its_result():
 
 @all_templates
 @all_shapes
+def test_no_template_drops_or_moves_what_was_said(name: str, shape: str):
+    """A system message in between stands in between, whether the template has a place for it or not."""
+    conversation = SHAPES[shape]
+    if conversation.messages[-1].tool_calls or shape == "thinking":
+        return  # some leave a call at the end out, and most leave old thinking out
+    text = render(name, conversation).text.replace("\\", "")
+    leading = conversation.messages[0].role == "system"
+    places = [text.find(m.content.strip()) for m in conversation.messages[leading:] if m.content]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert not leading or SYSTEM.content.strip() in text or "system" in renderer(name).habits.misplaced
+
+
+@all_templates
+@all_shapes
 def test_reports_change_no_text(name: str, shape: str):
     prompt = render(name, SHAPES[shape])
     made = renderer(name)
@@ -130,7 +160,7 @@ def test_reports_change_no_text(name: str, shape: str):
     tools = None if made.habits.tools_as_text else conversation.tools or None
     variables = TOKENS | made.variables(conversation)
     plain = template.render(
-        messages=made.messages(conversation),
+        messages=[each.fields for each in made.form.write(conversation)],
         tools=tools or made.habits.no_tools,
         add_generation_prompt=True,
         **variables,
@@ -144,7 +174,8 @@ def test_the_last_boundary_counts_every_message_and_precedes_the_generation_suff
     conversation = SHAPES[shape]
     prompt = render(name, conversation)
     without = renderer(name).run(conversation, reply=False).text
-    assert prompt.cuts[-1].messages == len(conversation.messages)
+    if not conversation.messages[-1].tool_calls:
+        assert prompt.cuts[-1].messages == len(conversation.messages) - (name in PASSING_TEMPLATES)
     assert prompt.text[: prompt.cuts[-1].end] == without[: prompt.cuts[-1].end]
     ends = [cut.end for cut in prompt.cuts]
     assert ends == sorted(set(ends))
@@ -152,32 +183,41 @@ def test_the_last_boundary_counts_every_message_and_precedes_the_generation_suff
 
 @all_templates
 @all_shapes
-def test_a_longer_conversation_begins_with_the_boundaries_of_a_shorter_one(name: str, shape: str):
+def test_every_message_is_told_its_boundary_or_why_it_has_none(name: str, shape: str):
+    conversation = SHAPES[shape]
+    prompt = render(name, conversation)
+    counted = {cut.end for cut in prompt.cuts if cut.kind != "interior"}
+    assert len(prompt.ends) == len(conversation.messages)
+    assert len(counted) <= len(conversation.messages) + 1
+    for end in prompt.ends:
+        assert end in counted or (isinstance(end, str) and end)
+
+
+@all_templates
+@all_shapes
+def test_the_next_turn_has_the_boundaries_of_the_one_before(name: str, shape: str):
     """Digests chain over all positions before them: one that moved would lose every boundary behind it."""
     whole = render(name, SHAPES[shape])
-    for shorter in prefixes(SHAPES[shape]):
-        try:
-            prompt = renderer(name).render(shorter)
-        except TemplateError:
-            continue
+    for shorter in turns(SHAPES[shape]):
+        prompt = renderer(name).render(shorter)
         last = prompt.cuts[-1].end
-        if whole.text.startswith(prompt.text[:last]):
+        joined = JOINED in whole.ends[: len(shorter.messages)]
+        if whole.text.startswith(prompt.text[:last]) and not joined:
             assert [cut.end for cut in whole.cuts if cut.end <= last] == [cut.end for cut in prompt.cuts]
 
 
 @all_templates
 @all_shapes
-def test_boundaries_agree_with_prefix_renders(name: str, shape: str):
+def test_a_boundary_is_where_the_render_of_so_many_messages_ends(name: str, shape: str):
     whole = render(name, SHAPES[shape])
-    positions = {cut.end for cut in whole.cuts}
     for shorter in prefixes(SHAPES[shape]):
         try:
             prefix = renderer(name).run(shorter, reply=False).text
         except TemplateError:
             continue
+        end = whole.ends[len(shorter.messages) - 1]
         if whole.text.startswith(prefix):
-            closed = prefix.removesuffix(CLOSERS.get(name, ""))
-            assert positions & {len(prefix), len(closed)}
+            assert end == len(prefix) or isinstance(end, str)
 
 
 @all_templates
@@ -192,6 +232,8 @@ def test_no_boundary_claims_a_message_that_lies_behind_it(name: str, shape: str)
             continue
         at = prompt.text.index(text)
         for cut in prompt.cuts:
+            if cut.kind == "interior":
+                continue
             assert (index < cut.messages) == (at < cut.end) or message.role == "system"
             assert at + len(text) <= cut.end or index >= cut.messages
 
@@ -206,6 +248,9 @@ def test_an_answer_to_be_continued_ends_with_its_own_text(name: str):
 
 @all_templates
 def test_a_system_message_alone_has_a_boundary(name: str):
-    prompt = render(name, Conversation((SYSTEM,)))
+    try:
+        prompt = render(name, Conversation((SYSTEM,)))
+    except TemplateError as refusal:
+        pytest.skip(f"refused: {refusal.message}")
     without = renderer(name).run(Conversation((SYSTEM,)), reply=False).text
     assert not prompt.cuts or without.startswith(prompt.text[: prompt.cuts[-1].end])

@@ -1,0 +1,161 @@
+"""Messages in the form one chat template takes: its habits, and what is done where it has no place for something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gateway.conversation import Conversation, Message, ToolCall
+from gateway.template import NOBODY, ChatTemplate
+from gateway.template_env import to_json
+
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+_ORDINAL_ID_LENGTH = 9  # what Mistral's templates insist on
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How one template wants a conversation, and how far its text can be cut. Found by `template_probe.learn`."""
+
+    arguments_as_text: bool = False  # tool arguments as JSON text, not as an object
+    empty_content: str | None = ""  # content of a message that only calls tools
+    ordinal_ids: bool = False  # refuses tool call ids as clients write them
+    calls_as_text: bool = False  # drops tool calls: they are written into the content
+    single_calls: bool = False  # refuses several calls in one message: these are written into the content
+    results_as_user: bool = False  # drops or refuses tool results: they are a user's messages
+    system_as_user: bool = False  # drops or refuses leading system messages: they are a user's
+    inner_as_user: bool = False  # drops, moves or refuses system messages behind others: they are a user's
+    joined: frozenset[str] = frozenset()  # roles that no user message may follow: it is appended to theirs
+    tools_as_text: bool = False  # drops tools: they are written into the system text
+    no_tools: tuple[()] | None = None  # what to pass where there are none
+    answer_in_loop: bool = False  # the generation prompt is written inside the loop over messages
+    misplaced: frozenset[str] = frozenset()  # roles whose text is not where their turn is
+    closers: Mapping[str, str] = field(default_factory=dict)  # by `ending`: written when nothing follows
+    passing: frozenset[str] = frozenset()  # endings whose closer goes away once another message follows
+    vague: frozenset[str] = frozenset()  # roles whose empty messages are written differently at the end
+    user_headers: tuple[str, ...] = ()  # what may stand before the text of a user message
+    user_footer: str = ""  # what stands behind it
+    end_of_turn: str = ""  # what follows the text of a final assistant message
+
+
+class Written(NamedTuple):
+    """A message for the template. `owner` is the index of the last client message in it, or NOBODY if it is ours."""
+
+    fields: dict[str, Any]
+    owner: int
+
+
+class TemplateForm:
+    """Writes conversations for one template. Immutable."""
+
+    def __init__(self, template: ChatTemplate, habits: Habits) -> None:
+        self._habits = habits
+        self._reasoning_names = [name for name in _REASONING_NAMES if template.mentions(name)]
+        self._uses_ids = template.mentions("id") or template.mentions("tool_call_id")
+
+    def write(self, conversation: Conversation) -> list[Written]:
+        """Messages as the template wants them; one more in front where only that can show the tools."""
+        names = _tool_names(conversation.messages)
+        ordinals: dict[str, str] = {}
+        written: list[Written] = []
+        leading = True
+        for index, message in enumerate(conversation.messages):
+            leading = leading and message.role == "system"
+            fields = self._message(message, names.get(index), ordinals, leading)
+            before = written[-1].fields if written else None
+            if before is not None and fields["role"] == "user" and before["role"] in self._habits.joined:
+                before["content"] = f"{before['content']}\n\n{fields['content']}"
+                written[-1] = Written(before, index)
+            else:
+                written.append(Written(fields, index))
+        if self._habits.tools_as_text and conversation.tools:
+            self._show_tools(written, _tools_text(conversation.tools))
+        return written
+
+    def _show_tools(self, written: list[Written], text: str) -> None:
+        """Append the tools to leading system text, or put them where that would be."""
+        first = written[0].fields
+        if first["role"] == "system":
+            first["content"] += "\n\n" + text
+        elif not self._habits.system_as_user:
+            written.insert(0, Written({"role": "system", "content": text}, NOBODY))
+        elif first["role"] == "user":
+            first["content"] = f"{text}\n\n{first['content']}"
+        else:
+            written.insert(0, Written({"role": "user", "content": text}, NOBODY))
+
+    def _message(
+        self, message: Message, tool_name: str | None, ordinals: dict[str, str], leading: bool
+    ) -> dict[str, Any]:
+        habits = self._habits
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "system" and (habits.system_as_user if leading else habits.inner_as_user):
+            fields["role"] = "user"
+        calls = message.tool_calls
+        if calls and (habits.calls_as_text or (habits.single_calls and len(calls) > 1)):
+            written = [_call_text(call) for call in calls]
+            fields["content"] = "\n".join([message.content, *written] if message.content else written)
+        elif calls:
+            fields["tool_calls"] = [self._call(call.id, call.name, call.arguments, ordinals) for call in calls]
+            if not message.content:
+                fields["content"] = habits.empty_content
+        if message.reasoning:
+            fields |= dict.fromkeys(self._reasoning_names, message.reasoning)
+        if message.role == "tool" and habits.results_as_user:
+            return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
+        if message.role == "tool":
+            if message.tool_call_id and self._uses_ids:
+                fields["tool_call_id"] = self._id(message.tool_call_id, ordinals)
+            if tool_name:
+                fields["name"] = tool_name
+        return fields
+
+    def _call(self, call_id: str, name: str, arguments: Any, ordinals: dict[str, str]) -> dict[str, Any]:
+        if self._habits.arguments_as_text and not isinstance(arguments, str):
+            arguments = to_json(arguments)
+        call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        if self._uses_ids:
+            call["id"] = self._id(call_id, ordinals)
+        return call
+
+    def _id(self, call_id: str, ordinals: dict[str, str]) -> str:
+        if not self._habits.ordinal_ids:
+            return call_id
+        return ordinals.setdefault(call_id, str(len(ordinals)).zfill(_ORDINAL_ID_LENGTH))
+
+
+def ending(message: Message) -> str:
+    """What kind of message a conversation ends with, as far as templates close it differently."""
+    return "calls" if message.tool_calls else message.role
+
+
+def _call_text(call: ToolCall) -> str:
+    body = to_json({"name": call.name, "arguments": call.arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _tools_text(tools: tuple[dict[str, Any], ...]) -> str:
+    """Tools for a model whose template has no place for them, in the form of the calls above."""
+    listed = "\n".join(to_json(tool["function"]) for tool in tools)
+    return (
+        f"You can call these functions:\n<tools>\n{listed}\n</tools>\n"
+        'To call one, answer with <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
+    )
+
+
+def _tool_names(messages: tuple[Message, ...]) -> dict[int, str]:
+    """For each tool result the function's name: by the call it answers, else as the client named it.
+
+    Clients drop `name` from results when they resume a session, so it must not decide the prompt.
+    """
+    called: dict[str, str] = {}
+    names: dict[int, str] = {}
+    for index, message in enumerate(messages):
+        for call in message.tool_calls:
+            called[call.id] = call.name
+        if message.role == "tool":
+            name = called.get(message.tool_call_id or "") or message.name
+            if name:
+                names[index] = name
+    return names
