@@ -11,6 +11,7 @@ import math
 import queue
 import time
 from array import array
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,12 +20,14 @@ from protocol.messages import Cancel, Failed, FailureCode, Generate, TokenLogpro
 from worker.control import Control
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
-from worker.model_runner import ModelRunner
 from worker.sampling import Sampler
 from worker.scheduler import Scheduler
 from worker.sequences import Choice
 from worker.snapshots import SnapshotStore
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
+
+if TYPE_CHECKING:
+    from worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 

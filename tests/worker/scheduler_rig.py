@@ -299,13 +299,18 @@ class Rig:
         for _ in range(count):
             self.turn()
 
-    def run(self, limit: int = 2000) -> None:
+    def turn_until(self, reached: Callable[[], object]) -> None:
+        """Turn until something is so, for a long time at most."""
+        for _ in range(2000):
+            if reached():
+                return
+            self.turn()
+        raise AssertionError("it is never reached")
+
+    def run(self) -> None:
         """Turn until nothing is open; what holds at rest is checked."""
         self.turn()
-        while not self.scheduler.is_idle:
-            limit -= 1
-            assert limit > 0, "requests do not end"
-            self.turn()
+        self.turn_until(lambda: self.scheduler.is_idle)
         self.check_rest()
 
     def serve(self, request: Prompt, **options: Any) -> str:
