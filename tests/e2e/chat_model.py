@@ -37,83 +37,14 @@ def make_chat_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+_TEXT = """
+the river carried small boats past green hills while people on both sides walked to market with bread fish apples and
+cloth every morning before light rain came over mountain roads where old horses rested under tall trees near stone
+houses built by hands that knew wood iron glass and fire long ago when winter stayed late children learned songs
+numbers letters stars weather about moving water cold wind warm sand deep snow
+"""
+
+
 def words(seed: object, count: int) -> str:
     """So many common words, the same for the same seed: about as many tokens."""
-    return " ".join(random.Random(str(seed)).choices(_VOCABULARY, k=count))
-
-
-_VOCABULARY = [
-    "the",
-    "river",
-    "carried",
-    "small",
-    "boats",
-    "past",
-    "green",
-    "hills",
-    "while",
-    "people",
-    "on",
-    "both",
-    "sides",
-    "walked",
-    "to",
-    "market",
-    "with",
-    "bread",
-    "fish",
-    "apples",
-    "and",
-    "cloth",
-    "every",
-    "morning",
-    "before",
-    "light",
-    "rain",
-    "came",
-    "over",
-    "mountain",
-    "roads",
-    "where",
-    "old",
-    "horses",
-    "rested",
-    "under",
-    "tall",
-    "trees",
-    "near",
-    "stone",
-    "houses",
-    "built",
-    "by",
-    "hands",
-    "that",
-    "knew",
-    "wood",
-    "iron",
-    "glass",
-    "and",
-    "fire",
-    "long",
-    "ago",
-    "when",
-    "winter",
-    "stayed",
-    "late",
-    "children",
-    "learned",
-    "songs",
-    "numbers",
-    "letters",
-    "stars",
-    "weather",
-    "about",
-    "moving",
-    "water",
-    "cold",
-    "wind",
-    "warm",
-    "sand",
-    "deep",
-    "snow",
-]
+    return " ".join(random.Random(str(seed)).choices(_TEXT.split(), k=count))

@@ -27,6 +27,10 @@ class Reference:
         """The whole prompt, with what asks for an answer."""
         return self._ids(messages, True)
 
+    def plain_ids(self, text: str) -> list[int]:
+        """Text as it is."""
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
     def history_tokens(self, messages: Messages) -> int:
         """How many tokens stand before the end of the last message: where its boundary is."""
         return len(self._ids(messages, False))
@@ -49,7 +53,7 @@ class Reference:
 
     def _ids(self, messages: Messages, ask: bool) -> list[int]:
         text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.plain_ids(text)
 
     def _generate(self, ids: Sequence[int], count: int) -> list[int]:
         inputs = torch.tensor([list(ids)])

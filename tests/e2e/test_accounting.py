@@ -1,0 +1,120 @@
+"""One truth, told four times: header, usage, metrics and cachectl."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chat_model import words
+from conftest import Served
+from daemon import metrics
+from http_client import Answer, cache_header, system, user
+
+COMPUTED, DEVICE = (f"prefixd_cache_tokens_total{{source={source}}}" for source in ("computed", "device"))
+
+
+def lookups(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {
+        name: after[name] - before[name]
+        for name in after
+        if name.startswith("prefixd_cache_lookups_total") and after[name] != before[name]
+    }
+
+
+def check_agreement(served: Served, answer: Answer, before: dict[str, float]) -> None:
+    outcome, depth, reason = answer.outcome
+    after = metrics(served.client)
+    assert type(answer.cached_tokens) is int
+    assert answer.cached_tokens == depth
+    assert answer.body["prefixd"]["depth"] == depth
+    assert answer.usage["total_tokens"] == answer.prompt_tokens + answer.usage["completion_tokens"]
+    assert after[DEVICE] - before[DEVICE] == depth
+    assert after[COMPUTED] - before[COMPUTED] == answer.prompt_tokens - depth
+    assert lookups(before, after) == {f"prefixd_cache_lookups_total{{outcome={outcome},reason={reason}}}": 1}
+    run = served.daemon.cachectl("--json", "explain", answer.request_id)
+    assert run.returncode == 0
+    explained = json.loads(run.stdout)
+    assert explained["outcome"] == outcome
+    assert explained["reason"] == reason
+    assert explained["depth"] == depth
+    assert explained["prompt_tokens"] == answer.prompt_tokens
+    assert explained["completion_tokens"] == answer.usage["completion_tokens"]
+    assert explained["state"] == "finished"
+
+
+def test_header_usage_metrics_and_cachectl_agree(served: Served):
+    head = system(words("accounting", 250))
+    for messages in (
+        [head, user("first")],  # cold
+        [head, user("first")],  # the same again
+        [head, user(words("second", 500))],  # the head alone
+        [user("first")],  # nothing
+    ):
+        before = metrics(served.client)
+        check_agreement(served, served.client.chat(messages), before)
+    before = metrics(served.client)
+    check_agreement(served, served.client.chat([head, user("first")], cache_prompt=False), before)
+    before = metrics(served.client)
+    check_agreement(served, served.client.complete(words("plain", 1200)), before)
+
+
+def test_cached_tokens_are_a_number_in_every_form(served: Served):
+    """K-MT1."""
+    messages = [user(words("a number", 80))]
+    cold = served.client.chat(messages)
+    assert cold.cached_tokens == 0
+    warm = served.client.chat(messages)
+    with served.client.stream(messages, stream_options={"include_usage": True}) as stream:
+        header = cache_header(stream.headers)
+        last = list(stream)[-1]
+    assert warm.cached_tokens > 0
+    assert last["usage"] == warm.usage
+    assert header == warm.outcome
+    assert (last["prefixd"]["outcome"], last["prefixd"]["depth"], last["prefixd"]["reason"]) == header
+    with served.client.stream(messages) as stream:
+        assert all(event.get("usage") is None for event in stream)
+        assert any(comment.startswith("prefixd") for comment in stream.comments)
+
+
+def test_every_prompt_is_counted_once(served: Served):
+    """K-MT3: prompts of several passes, then the same again."""
+    prompts = [[user(words(f"unrelated {number}", 700))] for number in range(6)]
+    before = metrics(served.client)
+    total = sum(served.client.chat(prompt).prompt_tokens for prompt in prompts)
+    middle = metrics(served.client)
+    assert middle[COMPUTED] - before[COMPUTED] == total
+    assert middle[DEVICE] == before[DEVICE]
+    repeated = [served.client.chat(prompt) for prompt in prompts]
+    after = metrics(served.client)
+    assert after[DEVICE] - middle[DEVICE] == sum(answer.cached_tokens for answer in repeated) > 0.9 * total
+    assert after[DEVICE] + after[COMPUTED] - middle[DEVICE] - middle[COMPUTED] == total
+
+
+def test_requests_are_counted_by_how_they_ended(served: Served):
+    names = [f"prefixd_requests_total{{result={result}}}" for result in ("finished", "cancelled", "failed")]
+    before = metrics(served.client)
+    served.client.chat([user("one")])
+    served.client.chat([user("two")], n=2)
+    served.client.chat([user("three")], stop="e", max_tokens=60)
+    served.client.request("POST", "/v1/chat/completions", {"messages": 3})
+    served.daemon.wait_idle()
+    after = metrics(served.client)
+    assert [after[name] - before[name] for name in names] == [3, 0, 0]
+    bad = "prefixd_http_requests_total{route=chat,status=400}"
+    good = "prefixd_http_requests_total{route=chat,status=200}"
+    assert (after[bad] - before[bad], after[good] - before[good]) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["prefixd_slots{state=ready}", "prefixd_stale_drops_total{cause=tokens}"])
+def test_gauges_and_counters_are_there_from_the_start(name: str, served: Served):
+    assert metrics(served.client)[name] == 0
+
+
+def test_metrics_hold_no_text(served: Served):
+    """K-SE4."""
+    secret = "xylophone-4711"
+    served.client.chat([system(f"The word is {secret}."), user(words("quiet", 30))])
+    assert secret.encode() not in served.client.get("/metrics").raw
+    [row] = served.daemon.cachectl("list").stdout.splitlines()[1:2]
+    assert secret not in row
+    assert secret not in served.daemon.log()

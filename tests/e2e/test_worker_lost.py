@@ -1,0 +1,98 @@
+"""The worker dies under load, or never comes up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from chat_model import words
+from daemon import metrics, until
+from http_client import user
+
+ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
+SECONDS = 15.0  # "within seconds", on a machine that may be busy
+
+
+def test_worker_killed_under_load(start):
+    """K-ST5 and K-LO5: two streams run and a request waits."""
+    daemon = start("--max-running", "2")
+    client = daemon.wait_ready()
+    greeting = [user("Hello")]
+    known = client.chat(greeting)
+    streams = [client.stream([user(words(f"stream {n}", 50))], **ENDLESS) for n in range(2)]
+    try:
+        for stream in streams:
+            assert stream.take_text(3)
+        waiting = client.send([user("waits")])
+        until(lambda: daemon.stats()["requests_waiting"] == 1, "the third request waits")
+        [worker] = daemon.processes("worker")
+        os.kill(worker, signal.SIGKILL)
+        killed = time.monotonic()
+        for stream in streams:
+            last = list(stream)[-1]
+            assert last["error"]["type"] == "server_error"
+            assert last["error"]["message"]
+            assert not stream.is_done, "a stream that broke off must not look complete"
+        response = waiting.getresponse()
+        assert response.status == 503
+        assert json.loads(response.read())["error"]["type"] == "server_error"
+        waiting.close()
+        assert time.monotonic() - killed < SECONDS
+    finally:
+        for stream in streams:
+            stream.close()
+    until(lambda: "worker died (killed by SIGKILL" in daemon.log(), "the supervisor says why")
+    assert client.get("/health").status == 200
+    daemon.wait_ready()
+    assert daemon.processes("worker") != [worker]
+    assert daemon.snapshots() == []
+    again = client.chat(greeting)
+    assert again.outcome == ("miss", 0, "cold")
+    assert again.text == known.text
+    assert metrics(client)["prefixd_worker_lost_requests_total"] == 3
+
+
+def test_ready_is_red_with_the_cause_while_the_worker_is_gone(start):
+    daemon = start()
+    client = daemon.wait_ready()
+    [worker] = daemon.processes("worker")
+    os.kill(worker, signal.SIGSTOP)  # silent, as a hung one is; a killed one may be back too soon to be seen
+    try:
+        answer = until(lambda: (a := client.get("/ready")).status == 503 and a, "the gateway notices the silence")
+        assert answer.body == {"phase": "unreachable", "detail": "the worker cannot be reached"}
+        refused = client.chat([user("Hello")])
+        assert refused.status == 503
+        assert refused.error["message"] == "the worker cannot be reached"
+        assert client.get("/health").status == 200
+        assert metrics(client)["prefixd_worker_up"] == 0
+        assert daemon.cachectl("--timeout", "1", "stats").returncode == 3
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    daemon.wait_ready()
+    assert client.chat([user("Hello")]).status == 200
+
+
+def test_a_worker_that_cannot_load_its_model(start, chat_model: Path, tmp_path: Path):
+    """`serve` gives up with the cause; until then the gateway answers and says where things stand."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in chat_model.iterdir():
+        if file.name != "model.safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.safetensors").write_bytes((chat_model / "model.safetensors").read_bytes()[:200_000])
+    daemon = start(model=broken)
+    client = daemon.wait_listening()
+    answer = client.get("/ready")
+    assert answer.status == 503
+    assert answer.body["phase"] in ("unreachable", "starting", "loading", "failed")
+    assert client.chat([user("Hello")]).status == 503
+    assert client.get("/health").status == 200
+    assert daemon.wait_exit() == 1
+    last = daemon.log().strip().splitlines()[-1]
+    assert last.startswith("prefixd serve: error: the worker does not start:")
+    assert "model.safetensors" in last
+    assert daemon.processes() == []
+    assert not list(daemon.run_dir.glob("*.sock"))
