@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5
 GATEWAY_SILENCE_SECONDS = 10.0  # a gateway not heard of for so long is gone
 _OUTBOX = "inproc://outbox"
-_WORK, _CONTROL = b"w", b"c"
+_WORK, _CONTROL, _STOP = b"w", b"c", b"s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,6 @@ class WorkerSockets(threading.Thread):
         self.accepting = False  # while a model loads, commands that need the engine are refused
         self._epoch = epoch
         self._heartbeat = heartbeat
-        self._stopped = threading.Event()
         self._paths = [run_dir / WORK_SOCKET, run_dir / CONTROL_SOCKET]
         self._context = zmq.Context()
         self._work = self._bind(socket_address(run_dir, WORK_SOCKET))
@@ -115,8 +114,7 @@ class WorkerSockets(threading.Thread):
 
     def stop(self) -> None:
         """Send what is queued, close everything and remove the socket files. Called once, by the engine thread."""
-        self._stopped.set()
-        self._outbox_out.send_multipart([b"", b""])
+        self._outbox_out.send_multipart([_STOP, b""])
         self.join(timeout=5)
         self._outbox_out.close(linger=0)
         self._context.term()
@@ -146,23 +144,23 @@ class WorkerSockets(threading.Thread):
                 next_beat = now + HEARTBEAT_SECONDS
                 self._beat(now)
             ready = dict(poller.poll(int(max(next_beat - now, 0) * 1000) + 1))
-            if self._outbox_in in ready:
-                self._drain_outbox()
+            if self._outbox_in in ready and not self._drain_outbox():
+                return
             if self._work in ready:
                 self._receive(self._work, self._take_work)
             if self._control in ready:
                 self._receive(self._control, self._take_command)
-            if self._stopped.is_set() and self._outbox_in not in ready:
-                return
 
-    def _drain_outbox(self) -> None:
+    def _drain_outbox(self) -> bool:
+        """Deliver what the engine has sent. False once that was its last word."""
         while True:
             try:
                 kind, sender, *frames = self._outbox_in.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            if kind:
-                self._deliver(self._work if kind == _WORK else self._control, sender, frames)
+                return True
+            if kind == _STOP:
+                return False
+            self._deliver(self._work if kind == _WORK else self._control, sender, frames)
 
     def _deliver(self, socket: zmq.Socket[bytes], sender: bytes, frames: list[bytes]) -> None:
         try:

@@ -179,9 +179,11 @@ class Sockets:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.sent: list[tuple[bytes, Message]] = []
         self.replies: list[Reply] = []
+        self.on_send: Callable[[Message], object] = lambda message: None
 
     def send(self, sender: bytes, message: Message) -> None:
         self.sent.append((sender, decode(encode(message))))
+        self.on_send(message)
 
     def answer(self, sender: bytes, reply: Reply) -> None:
         answered = decode(encode(reply))

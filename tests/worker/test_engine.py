@@ -1,0 +1,182 @@
+"""What a fault costs: a step its requests, the bookkeeping the process. And how the loop starts and stops."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+from scheduler_rig import VOCAB, Rig, one, text
+from snapshot_rig import prompt
+
+from protocol.messages import Cancel, Completed, Failed
+from worker import engine as engine_module
+from worker.engine import EngineFault
+from worker.io import FromGateway, SocketsFailed
+
+
+@pytest.mark.parametrize("kind", ["prefill", "head", "decode"])
+def test_a_step_that_fails_costs_its_requests_only(kind):
+    rig = Rig()
+    old = rig.generate(one(1, 20), max_tokens=3)
+    rig.turn()
+    rig.runner.faults.append((kind, RuntimeError("a fault")))
+    rig.run()
+    end = rig.end(old)
+    assert (end.code, end.message) == ("internal", "RuntimeError in the engine")
+    assert rig.count("prefixd_failures_total", cause="internal") == 1
+    rig.assert_answered(rig.serve(one(1, 20), max_tokens=3))
+
+
+def test_a_decode_that_fails_costs_those_who_were_in_it():
+    rig = Rig()
+    in_it = [rig.generate(one(i, 3), max_tokens=9) for i in range(2)]
+    rig.turns(5)
+    waiting = rig.generate(one(5, 30))
+    rig.turn()
+    rig.runner.faults.append(("decode", RuntimeError("a fault")))
+    rig.run()
+    assert [rig.end(request).code for request in in_it] == ["internal", "internal"]
+    rig.assert_answered(waiting)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_out_of_memory_drops_all_snapshots_and_fails_one_request(error):
+    rig = Rig()
+    rig.serve(one(1, 20))
+    rig.ask("pin", slot=0)
+    rig.runner.faults.append(("prefill", error))
+    failed = rig.serve(one(2, 4))
+    assert rig.end(failed).code == "out_of_memory"
+    assert rig.kept() == []
+    rig.assert_answered(rig.serve(one(1, 20)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_fail_the_request_they_belong_to(bad):
+    rig = Rig()
+    good = rig.generate(one(1, 3), max_tokens=6)
+    spoilt = rig.generate(one(2, 3), max_tokens=6)
+    decode = rig.runner.decode
+
+    def spoil(token_ids, tables, lengths):
+        rows, chosen = decode(token_ids, tables, lengths), rig.runner.decoded[-1]
+        if (spoilt, 0) in chosen:
+            rows[chosen.index((spoilt, 0))] = bad
+        return rows
+
+    rig.runner.decode = spoil
+    rig.run()
+    assert "not finite" in rig.end(spoilt).message
+    rig.assert_answered(good)
+
+
+def test_a_fault_in_choosing_costs_one_request(monkeypatch):
+    rig = Rig()
+    good = rig.generate(one(1, 3), max_tokens=6)
+    drawn = rig.generate(one(2, 3), max_tokens=6, temperature=1.0, seed=1)
+    monkeypatch.setattr("worker.sampling.Sampler._draw", lambda *_: 1 / 0)
+    rig.run()
+    assert rig.end(drawn).code == "internal"
+    assert "ZeroDivisionError while sampling" in rig.end(drawn).message
+    rig.assert_answered(good)
+
+
+def test_a_request_that_fails_with_its_first_choice_is_not_sampled_further():
+    rig = Rig()
+    request = rig.generate(one(1, 3), n=3)
+    rig.runner.logits = lambda _state: torch.full((VOCAB,), math.nan)
+    rig.run()
+    assert [type(event) for event in rig.events(request)][1:] == [Failed]
+
+
+@pytest.mark.parametrize("part", ["prefill_done", "decode_done", "token_chosen", "next_step", "add", "cancel"])
+def test_a_fault_in_the_bookkeeping_ends_the_loop_and_everybody_is_told(part, monkeypatch):
+    rig = Rig()
+    open_ones = {rig.generate(one(1, 3), max_tokens=9), rig.generate(one(2, 30), sender=b"another")}
+    rig.turns(2)
+
+    def broken(*_args):
+        raise KeyError("x")
+
+    monkeypatch.setattr(rig.scheduler, part, broken)
+    rig.cancel("unknown")
+    if part == "add":
+        rig.generate(one(3, 3))
+    with pytest.raises(EngineFault, match=r"^the engine's bookkeeping failed: KeyError: 'x'$"):
+        rig.engine.run()
+    for request in open_ones:
+        assert (rig.end(request).code, rig.end(request).message) == (
+            "internal",
+            "the worker failed and starts again",
+        )
+
+
+def test_a_lost_device_ends_the_loop():
+    rig = Rig()
+    request = rig.generate(one(1, 3))
+    rig.runner.faults.append(("prefill", torch.AcceleratorError("an illegal memory access was encountered")))
+    with pytest.raises(EngineFault, match="illegal memory access"):
+        rig.engine.run()
+    assert rig.end(request).code == "internal"
+
+
+def test_a_dead_socket_thread_ends_the_loop():
+    rig = Rig()
+    rig.sockets.inbox.put(SocketsFailed(OSError("too many open files")))
+    with pytest.raises(EngineFault, match="too many open files"):
+        rig.engine.run()
+
+
+def test_stop_answers_what_is_open_and_what_comes_too_late():
+    rig = Rig(max_running=1)
+    requests = [rig.generate(one(i, 20)) for i in range(3)]
+    rig.turns(2)
+    rig.engine.stop()
+    requests.append(rig.generate(one(5, 20)))
+    rig.cancel(requests[0])
+    rig.engine.run()
+    for request in requests:
+        assert rig.end(request).code == "stopping"
+    rig.check_rest()
+
+
+def test_the_loop_waits_for_work_and_stops_from_another_thread():
+    rig = Rig()
+    answered = threading.Event()
+    rig.sockets.on_send = lambda message: isinstance(message, Completed) and answered.set()
+    thread = threading.Thread(target=rig.engine.run)
+    thread.start()
+    request = rig.generate(one(1, 20))
+    assert answered.wait(10)
+    rig.engine.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    rig.assert_answered(request)
+    assert rig.engine.loop_age() < 60
+    assert (rig.engine.running_count, rig.engine.waiting_count) == (0, 0)
+
+
+def test_idle_time_finds_blocks_that_nobody_accounts_for(monkeypatch):
+    monkeypatch.setattr(engine_module, "_IDLE_SECONDS", 0.0)
+    rig = Rig()
+    rig.serve(one(1, 20))
+    rig.engine.turn(wait=True)
+    rig.pool.allocate(1)
+    rig.engine.turn(wait=True)  # checked already since anything last happened
+    rig.cancel("nothing")
+    rig.engine.turn(wait=False)
+    with pytest.raises(Exception, match="invariant 10"):
+        rig.engine.turn(wait=True)
+
+
+def test_control_is_answered_between_the_passes_of_a_prefill():
+    rig = Rig()
+    request = rig.generate(prompt(text(1, 60), head=False))
+    rig.turn()
+    assert rig.stats().requests_running == 1
+    assert rig.ask("explain", request_id=request).data["state"] == "prefill"
+    rig.sockets.inbox.put(FromGateway(b"gateway", Cancel(request, "disconnect")))
+    rig.run()
+    assert rig.runner.prefilled[-1][2] == 24
