@@ -13,6 +13,7 @@ SUMMARIES = {
     "gateway": "the HTTP process alone",
     "worker": "the model process alone",
     "fetch": "put the embedded model into the cache",
+    "check-template": "boundaries of a conversation, and whether turns extend one another",
 }
 
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _help(commands: Iterable[str]) -> str:
     lines = ["usage: prefixd [--help] [--version] COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<10}{SUMMARIES.get(name, '')}" for name in commands]
+    lines += [f"  {name:<16}{SUMMARIES.get(name, '')}" for name in commands]
     return "\n".join([*lines, "", "prefixd COMMAND --help shows all settings of a command."])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +84,12 @@ def _from_directory(path: Path) -> ModelFiles:
 
 
 def _tokenizer_json(path: Path) -> Tokenizer:
-    file = path / "tokenizer.json"
+    file, packed = path / "tokenizer.json", path / "tokenizer.json.gz"
     try:
         if file.is_file():
             return Tokenizer.from_file(str(file))
+        if packed.is_file():
+            return Tokenizer.from_buffer(gzip.decompress(packed.read_bytes()))
     except Exception as error:  # the library raises plain Exception
         raise SettingsError(f"model: cannot read {file}: {error}") from error
     raise SettingsError(f"model: {path} has no tokenizer.json")

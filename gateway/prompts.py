@@ -6,15 +6,16 @@ Pure work without input or output, done on a thread: nothing here may touch the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from jinja2.exceptions import TemplateError
 
 from gateway.boundaries import Cut, completion_cuts, digest_cuts, merge, with_interior
-from gateway.control_tokens import strings_in, unused_character
-from gateway.conversation import Conversation, Message, ToolCall
+from gateway.client_text import rewritten, texts
+from gateway.control_tokens import unused_character
+from gateway.conversation import Conversation
 from gateway.detokenizer import TokenBytes
 from gateway.model_files import ModelFiles
 from gateway.renderer import PromptText, Renderer
@@ -26,6 +27,9 @@ from protocol.errors import RequestError
 from protocol.messages import Boundary, ModelInfo
 
 _SAMPLE = "  It's 12345\n\n größe e\u0301 日本😀\t x "  # what tokenizers split in different ways
+_NO_TOKENS = {"bos_token": "", "eos_token": ""}  # templates print them without looking whether they are there
+INSIDE = "it ends inside a token"
+NOTHING = "there is nothing before it but what starts every prompt"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
 
@@ -36,13 +40,37 @@ class Prompt(NamedTuple):
     boundaries: tuple[Boundary, ...]
 
 
+class Trace(NamedTuple):
+    """A chat's ids and cuts, in tokens, and for each message the position of its boundary or why it has none.
+
+    `text` is the rendered history, without what starts the answer; `suffix` is that. `text_cuts` are in characters.
+    """
+
+    token_ids: array[int]
+    cuts: tuple[Cut, ...]
+    ends: tuple[int | str, ...]
+    text: str
+    suffix: str
+    text_cuts: tuple[Cut, ...]
+
+
+class _Encoded(NamedTuple):
+    """A rendered chat, its ids, and the tokens before each of the render's cuts (None: inside a token)."""
+
+    rendered: PromptText
+    sentinel: str
+    token_ids: array[int]
+    positions: list[int | None]
+
+
 class PromptMaker:
     """Holds tokenizer and templates of one model. Safe to use from several threads."""
 
     def __init__(self, files: ModelFiles) -> None:
         """Raises `SettingsError` for a tokenizer or template that cannot be served."""
         self.renderers = {
-            name: learn(ChatTemplate(source, files.special_tokens)) for name, source in files.templates.items()
+            name: learn(ChatTemplate(source, _NO_TOKENS | files.special_tokens))
+            for name, source in files.templates.items()
         }
         added = [token.content for token in files.tokenizer.get_added_tokens_decoder().values()]
         probes = [text for renderer in self.renderers.values() for text in probe_texts(renderer)]
@@ -54,36 +82,76 @@ class PromptMaker:
         self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
         self._prefix = self.tokenizer.default_prefix()
+        self._kept_from = max(len(self._prefix), 1)  # BOS alone is nothing to keep
         self.end_token_ids = files.end_token_ids | self._template_ends()
 
     def chat(self, conversation: Conversation, model: ModelInfo) -> Prompt:
         """Raises `RequestError` where the template refuses or the prompt fills the context."""
-        renderer = self._renderer(bool(conversation.tools))
-        kept = self._kept(renderer)
-        sentinel = ""
-        if any(self.tokenizer.control.occur_in(text) for text in _texts(conversation)):
-            sentinel = unused_character(_texts(conversation))
-            conversation = _rewritten(
-                conversation,
-                lambda text, own: self.tokenizer.control.broken(text, sentinel, kept if own else _NONE),
-            )
-        rendered = _render(renderer, conversation)
-        positions = [cut.end for cut in rendered.cuts]
         try:
-            ids, found = self.tokenizer.encode_chat(
-                rendered.text, positions, sentinel=sentinel, limit=model.max_model_len
-            )
+            encoded = self._encode(conversation, model.max_model_len)
         except TooLongError as error:
             raise _too_long(f"at least {error.at_least}", model, "messages") from error
-        ids, shift = self._one_bos(ids)
+        ids = encoded.token_ids
         if len(ids) >= model.max_model_len:
             raise _too_long(str(len(ids)), model, "messages")
+        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, self._cuts(encoded)))
+
+    def trace(self, conversation: Conversation) -> Trace:
+        """The same without a model, and what became of each message. Raises `RequestError`."""
+        encoded = self._encode(conversation, None)
+        at = {cut.end: end for cut, end in zip(encoded.rendered.cuts, encoded.positions, strict=True)}
+        ends: list[int | str] = []
+        for end in encoded.rendered.ends:
+            position = at.get(end) if isinstance(end, int) else end
+            if position is None:
+                position = INSIDE
+            elif isinstance(position, int) and position <= self._kept_from:
+                position = NOTHING
+            ends.append(position)
+        text, cuts = _without(encoded.sentinel, encoded.rendered)
+        history = cuts[-1].end if cuts else 0
+        return Trace(
+            encoded.token_ids,
+            tuple(self._cuts(encoded)),
+            tuple(ends),
+            text[:history],
+            text[history:],
+            tuple(cuts),
+        )
+
+    def history(self, conversation: Conversation) -> array[int]:
+        """The ids of a conversation with nothing that asks for an answer. Raises `RequestError`."""
+        renderer = self._renderer(bool(conversation.tools))
+        conversation, sentinel = self._without_control(conversation, renderer)
+        text = _guarded(lambda: renderer.run(conversation, reply=False).text)
+        return self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)[0]
+
+    def _encode(self, conversation: Conversation, limit: int | None) -> _Encoded:
+        renderer = self._renderer(bool(conversation.tools))
+        conversation, sentinel = self._without_control(conversation, renderer)
+        rendered = _guarded(lambda: renderer.render(conversation))
+        wanted = [cut.end for cut in rendered.cuts]
+        ids, found = self.tokenizer.encode_chat(rendered.text, wanted, sentinel=sentinel, limit=limit)
+        ids, shift = self._one_bos(ids)
+        return _Encoded(rendered, sentinel, ids, [None if end is None else end + shift for end in found])
+
+    def _without_control(self, conversation: Conversation, renderer: Renderer) -> tuple[Conversation, str]:
+        """The conversation with every control string of its text broken by a character, and that ("": none is)."""
+        control = self.tokenizer.control
+        if not any(control.occur_in(text) for text in texts(conversation)):
+            return conversation, ""
+        sentinel, kept = unused_character(texts(conversation)), self._kept(renderer)
+        return rewritten(
+            conversation, lambda t, own: control.broken(t, sentinel, kept if own else _NONE)
+        ), sentinel
+
+    def _cuts(self, encoded: _Encoded) -> list[Cut]:
         cuts = [
-            replace(cut, end=end + shift)
-            for cut, end in zip(rendered.cuts, found, strict=True)
-            if end is not None and end + shift > max(len(self._prefix), 1)  # BOS alone is nothing to keep
+            replace(cut, end=end)
+            for cut, end in zip(encoded.rendered.cuts, encoded.positions, strict=True)
+            if end is not None and end > self._kept_from
         ]
-        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, with_interior(merge(cuts))))
+        return with_interior(merge(cuts))
 
     def completion(self, prompt: str | array[int], model: ModelInfo) -> Prompt:
         """A plain prompt: text encoded as the tokenizer does by default, or token ids as they are."""
@@ -128,11 +196,21 @@ class PromptMaker:
 
 
 _NONE: frozenset[str] = frozenset()
+_Result = TypeVar("_Result")
 
 
-def _render(renderer: Renderer, conversation: Conversation) -> PromptText:
+def _without(sentinel: str, rendered: PromptText) -> tuple[str, list[Cut]]:
+    """The text as it was meant, with its cuts."""
+    if not sentinel:
+        return rendered.text, list(rendered.cuts)
+    cuts = [replace(cut, end=cut.end - rendered.text.count(sentinel, 0, cut.end)) for cut in rendered.cuts]
+    return rendered.text.replace(sentinel, ""), cuts
+
+
+def _guarded(render: Callable[[], _Result]) -> _Result:
+    """Run a template. Raises `RequestError` for whatever it raises."""
     try:
-        return renderer.render(conversation)
+        return render()
     except TemplateError as error:
         raise RequestError(
             f"messages: the model's chat template refuses them: {error.message}", param="messages"
@@ -151,50 +229,6 @@ def _too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
         param=param,
         code="context_length_exceeded",
     )
-
-
-def _texts(conversation: Conversation) -> Iterator[str]:
-    """Every string a client wrote that a template may print."""
-    for message in conversation.messages:
-        yield message.content
-        yield from (message.reasoning or "", message.name or "", message.tool_call_id or "")
-        for call in message.tool_calls:
-            yield from (call.id, call.name)
-            yield from strings_in(call.arguments)
-    yield from strings_in(conversation.tools)
-    yield from strings_in(conversation.variables)
-
-
-def _rewritten(conversation: Conversation, change: Callable[[str, bool], str]) -> Conversation:
-    """Every string changed; `change` is told whether it is the text of an answer."""
-
-    def value(item: Any) -> Any:
-        if isinstance(item, str):
-            return change(item, False)
-        if isinstance(item, dict):
-            return {change(key, False): value(below) for key, below in item.items()}
-        if isinstance(item, list | tuple):
-            return type(item)(value(below) for below in item)
-        return item
-
-    def optional(text: str | None) -> str | None:
-        return None if text is None else change(text, False)
-
-    messages = [
-        Message(
-            message.role,
-            change(message.content, message.role == "assistant"),
-            tuple(
-                ToolCall(change(call.id, False), change(call.name, False), value(call.arguments))
-                for call in message.tool_calls
-            ),
-            optional(message.tool_call_id),
-            optional(message.name),
-            None if message.reasoning is None else change(message.reasoning, True),
-        )
-        for message in conversation.messages
-    ]
-    return Conversation(tuple(messages), value(conversation.tools), value(conversation.variables))
 
 
 def token_id_array(value: Sequence[object], vocab_size: int, where: str) -> array[int]:

@@ -19,7 +19,7 @@ CONTINUED = "it is the answer that is to be continued"
 MOVED = "the template does not write it where its turn is"
 UNWRITTEN = "the template writes nothing for it here"
 GROUPED = "the template writes it together with messages behind it"
-PASSING = "what the template writes behind it goes away once another message follows"
+PASSING = "what the template writes behind it may go away once another message follows"
 VAGUE = "the template writes an empty message of this role differently once another follows"
 SUFFIX = "it ends in what starts the answer"
 
@@ -70,8 +70,9 @@ class Renderer:
         if 0 < leading < len(messages) and found[leading - 1] == found[leading] and messages[leading].content:
             found[leading - 1] = GROUPED
         cuts = [Cut(end, "message", index + 1) for index, end in enumerate(found) if isinstance(end, int)]
-        if found[-1] is PASSING and ends[-1] is not None:
-            cuts.append(Cut(ends[-1], "interior", len(messages) - 1))
+        for index, end in enumerate(ends):
+            if found[index] is PASSING and end is not None:
+                cuts.append(Cut(end, "interior", index))
         own = found[leading - 1] if leading else None
         inside = self._text_start(text, ends, first, leading < len(messages))
         if isinstance(own, int):

@@ -33,6 +33,7 @@ _SYSTEM, _USER = Message("system", "systemprobe"), Message("user", "firstprobe")
 _ANSWER, _NEXT = Message("assistant", "answerprobe"), Message("user", "secondprobe")
 _INNER = Message("system", "innerprobe")
 _CALLING = Message("assistant", "", (_CALL,))
+_OTHER_CALLING = Message("assistant", "", (_OTHER_CALL,))
 _RESULT = Message("tool", "resultprobe", tool_call_id=_CALL.id)
 _OTHER_RESULT = Message("tool", "otherprobe", tool_call_id=_OTHER_CALL.id)
 
@@ -203,9 +204,10 @@ def _closing_habits(template: ChatTemplate, habits: Habits) -> Habits:
         if any(call.name in closer for call in chat[-1].tool_calls):
             continue
         closers[kind] = closer
-        longer = _text(template, habits, _chat([*chat, _RESULT if kind == "calls" else _ANSWER]), reply=False)
-        if chat[-1].role != "assistant" and longer is not None and not longer.startswith(rendered.text):
-            passing.add(kind)
+        for following in () if chat[-1].role == "assistant" else (_ANSWER, _OTHER_CALLING):
+            longer = _text(template, habits, _chat([*chat, following]), reply=False)
+            if longer is not None and not longer.startswith(rendered.text):
+                passing.add(kind)
     return replace(habits, closers=closers, passing=frozenset(passing))
 
 
@@ -264,5 +266,6 @@ def _vague(template: ChatTemplate, habits: Habits) -> Iterator[str]:
         index = next(i for i, message in enumerate(chat) if not message.content and not message.tool_calls)
         tools = _chat(chat).tools
         alone = _text(template, habits, Conversation(chat[: index + 1], tools), reply=False)
-        if alone is not None and prompt.text.startswith(alone) and len(alone) != prompt.ends[index]:
+        end = prompt.ends[index]
+        if isinstance(end, int) and alone is not None and prompt.text.startswith(alone) and len(alone) != end:
             yield chat[index].role
