@@ -8,7 +8,9 @@ unknown fields.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from gateway.conversation import Message, Role, ToolCall
@@ -24,25 +26,51 @@ _ROLES: dict[str, Role] = {
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _FUNCTION_FIELDS = ("name", "description", "parameters")
+# Claude Code's first system block: one line whose version number depends on the conversation's first message.
+_BILLING_HEADER = re.compile(r"x-anthropic-billing-header: cc_version=[^\s;]+;[^\n]*(\n+|\Z)")
 
 
-def parse_messages(value: object) -> tuple[Message, ...]:
-    """Raises `RequestError` naming the field that is wrong."""
+def parse_messages(value: object, *, drop_billing_header: bool = True) -> tuple[Message, ...]:
+    """Raises `RequestError` naming the field that is wrong.
+
+    `drop_billing_header` leaves out the telemetry line with which one client's system text begins.
+    """
     if not isinstance(value, list):
         raise _wrong("messages", "must be a list")
     if not value:
         raise _wrong("messages", "must not be empty")
     last = len(value) - 1
-    return tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
+    messages = tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
+    if not drop_billing_header or messages[0].role != "system":
+        return messages
+    first = replace(messages[0], content=without_billing_header(messages[0].content))
+    return (first, *messages[1:]) if first.content or len(messages) == 1 else messages[1:]
 
 
-def parse_tools(value: object) -> tuple[dict[str, Any], ...]:
-    """Function tools with the fields a template can use; tools of other kinds are left out."""
+def without_billing_header(system: str) -> str:
+    """System text without the telemetry line at its very start. The same words anywhere else are left alone."""
+    return _BILLING_HEADER.sub("", system, count=1) if _BILLING_HEADER.match(system) else system
+
+
+def parse_tools(value: object, *, in_order: bool = False) -> tuple[dict[str, Any], ...]:
+    """Function tools with the fields a template can use; tools of other kinds are left out.
+
+    `in_order` sorts tools by name and the keys of their schemas; lists in these, such as `enum`, keep their order.
+    """
     if value is None:
         return ()
     if not isinstance(value, list):
         raise _wrong("tools", "must be a list")
-    return tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
+    tools = tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
+    if not in_order:
+        return tools
+    return tuple(sorted((_sorted_keys(tool) for tool in tools), key=lambda tool: str(tool["function"]["name"])))
+
+
+def _sorted_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted_keys(value[key]) for key in sorted(value)}
+    return [_sorted_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _message(value: object, where: str, last: bool) -> Message:

@@ -16,6 +16,12 @@ class GatewaySettings(ProcessSettings):
     served_model_name: Names = Field((), description="one more name under which the model is listed; repeatable")
     strict_model: bool = Field(False, description="answer 404 for model names that are not listed")
     chat_template: UserPath | None = Field(None, description="Jinja file to use instead of the model's template")
+    drop_billing_header: bool = Field(
+        True, description="leave out the line of telemetry that Claude Code puts before its system text"
+    )
+    canonical_tool_order: bool = Field(
+        False, description="sort tools by name and the keys of their schemas, so that their order makes no miss"
+    )
     max_body_bytes: Size = Field(MAX_BODY_BYTES, gt=0, description="largest request body")
     keepalive_seconds: float = Field(5.0, gt=0, description="silence after which a stream gets a comment line")
     grace_seconds: float = Field(30.0, ge=0, description="time that open requests get to end at shutdown")

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gateway.body import parse_object
 from gateway.canonical import parse_messages, parse_tools
+from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.openai_answers import ChatAnswer, CompletionAnswer
 from gateway.openai_params import MAX_CHOICES, ChatParams, CommonParams, CompletionParams, parse_params
@@ -38,7 +39,7 @@ async def _answer(
     gateway: Gateway, request: web.Request, body: bytes, kind: Literal["chat", "completion"]
 ) -> web.StreamResponse:
     model = gateway.client.model()
-    read = partial(_read, gateway.maker, model, body, kind, gateway.model_names, gateway.settings.strict_model)
+    read = partial(_read, gateway.maker, model, body, kind, gateway.model_names, gateway.settings)
     with gateway.metrics.tokenize.time():
         params, prompts = await gateway.in_thread(read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
@@ -54,15 +55,15 @@ async def _answer(
 
 
 def _read(
-    maker: PromptMaker, model: ModelInfo, body: bytes, kind: str, names: Sequence[str], strict: bool
+    maker: PromptMaker, model: ModelInfo, body: bytes, kind: str, names: Sequence[str], settings: GatewaySettings
 ) -> tuple[CommonParams, list[Prompt]]:
     """Everything between the body and the token ids."""
     fields = parse_object(body)
     params = parse_params("chat" if kind == "chat" else "completion", fields)
-    if strict and params.model is not None and params.model not in names:
+    if settings.strict_model and params.model is not None and params.model not in names:
         raise unknown_model(params.model)
     if isinstance(params, ChatParams):
-        return params, [maker.chat(_conversation(fields, params), model)]
+        return params, [maker.chat(_conversation(fields, params, settings), model)]
     assert isinstance(params, CompletionParams)
     return params, [maker.completion(p, model) for p in _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)]
 
@@ -72,9 +73,11 @@ def unknown_model(name: str) -> RequestError:
     return RequestError(f"the model {name!r} does not exist", param="model", code="model_not_found", status=404)
 
 
-def _conversation(fields: dict[str, Any], params: ChatParams) -> Conversation:
-    messages = parse_messages(fields.get("messages"))
-    tools = () if params.tool_choice == "none" else parse_tools(fields.get("tools"))
+def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewaySettings) -> Conversation:
+    messages = parse_messages(fields.get("messages"), drop_billing_header=settings.drop_billing_header)
+    tools: tuple[dict[str, Any], ...] = ()
+    if params.tool_choice != "none":
+        tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = dict(params.chat_template_kwargs or {})
     for name in _OWN_VARIABLES:
         if name in variables:
