@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from chat_model import words
 from conftest import Served
@@ -52,10 +53,10 @@ def test_an_answer_is_the_same_alone_and_beside_seven_others(served: Served, ref
     prompts = [[user(words(f"beside {number}", 30 + 60 * number))] for number in range(8)]
     fields = {**SCORED, "max_tokens": 100, "ignore_eos": True}
     alone = [served.client.cold(prompt, **fields).choices for prompt in prompts]
-    for cached in (False, True, True):
-        with ThreadPoolExecutor(8) as pool:
-            beside = list(pool.map(lambda p: served.client.chat(p, cache_prompt=cached, **fields), prompts))
-        assert [answer.choices for answer in beside] == alone
+    with ThreadPoolExecutor(8) as pool:
+        for ask in (served.client.cold, served.client.chat, served.client.chat):
+            beside = list(pool.map(partial(ask, **fields), prompts))
+            assert [answer.choices for answer in beside] == alone
     assert all(answer.outcome[0] == "hit" for answer in beside)
     assert alone[0][0]["message"]["content"].startswith(reference.text(prompts[0]))
 

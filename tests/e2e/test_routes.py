@@ -138,7 +138,7 @@ def test_request_ids(served: Served):
     assert served.client.get("/nowhere").request_id
     with served.client.stream(HELLO, {"x-request-id": "mine-2"}) as stream:
         assert stream.headers["x-request-id"] == "mine-2"
-        assert list(stream)[0]["id"] == "chatcmpl-mine-2"
+        assert next(iter(stream))["id"] == "chatcmpl-mine-2"
 
 
 def test_the_official_client(served: Served, reference):
