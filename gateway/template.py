@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Template, nodes, pass_context
 from jinja2.exceptions import TemplateSyntaxError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.template_env import build_environment
 from protocol.errors import SettingsError
 
-_ENTER, _LEAVE = "prefixd_enter_message", "prefixd_leave_messages"
+_ENTER, _LEAVE, _OWNED = "prefixd_enter_message", "prefixd_leave_messages", "prefixd_owners"
 _CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
 _SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
 NOBODY = -1  # owner of text that no message's iteration wrote
@@ -50,6 +51,7 @@ class ChatTemplate:
         self.source = source
         self._variables = special_tokens
         environment = build_environment()
+        environment.filters |= {_ENTER: _entered, _LEAVE: _left}
         try:
             tree = environment.parse(source)
             self._names, self.looked_for = _vocabulary(tree)
@@ -78,7 +80,7 @@ class ChatTemplate:
         owned = _Owners(messages, range(len(messages)) if owners is None else owners)
         context = self._variables | (extra or {})
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
-        context |= {_ENTER: owned.enter, _LEAVE: owned.leave}
+        context[_OWNED] = owned
         pieces: list[str] = []
         for piece in self._template.generate(context):
             if piece:
@@ -145,8 +147,8 @@ def _report_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironme
                 if isinstance(child, nodes.For) and (item := _item(child)) is not None:
                     loop = nodes.Const(count, lineno=child.lineno)
                     count += 1
-                    child.body.insert(0, _report(_ENTER, [loop, item], child.lineno))
-                    changed.append(_report(_LEAVE, [loop], child.lineno))
+                    child.body.insert(0, _report(_ENTER, item, [loop]))
+                    changed.append(_report(_LEAVE, loop, []))
             setattr(node, name, changed)
 
     visit(tree)
@@ -173,10 +175,22 @@ def _item(loop: nodes.For) -> nodes.Expr | None:
     return nodes.Name(target, "load", lineno=loop.lineno)
 
 
-def _report(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
-    function = nodes.Name(name, "load", lineno=line)
-    call = nodes.Call(function, arguments, [], None, None, lineno=line)
-    return nodes.Output([call], lineno=line)
+def _report(name: str, about: nodes.Expr, more: list[nodes.Expr]) -> nodes.Output:
+    """A report as a filter: the sandbox looks long at every call of a function, and not at filters."""
+    line = about.lineno
+    return nodes.Output([nodes.Filter(about, name, more, [], None, None, lineno=line)], lineno=line)
+
+
+@pass_context
+def _entered(context: Context, item: object, loop: int) -> str:
+    owned: _Owners = context.parent[_OWNED]
+    return owned.enter(loop, item)
+
+
+@pass_context
+def _left(context: Context, loop: int) -> str:
+    owned: _Owners = context.parent[_OWNED]
+    return owned.leave(loop)
 
 
 def _vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
