@@ -1,21 +1,24 @@
 """What a model is made of, read from `config.json` or from GGUF metadata; what we cannot compute is refused here.
 
-Both sources are brought to the field names of `config.json` and then checked once.
+Both sources are brought to the field names of `config.json` and then checked once. Dense families are read here,
+the others in a file of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
+from worker import gemma4_config, qwen3_5_config
+from worker.config_fields import DEFAULT_ROPE_THETA, Fields
 from worker.gguf_config import config_fields
 from worker.gguf_file import GgufFile
 from worker.model_error import ModelError as ModelError
-
-Architecture = Literal["llama", "qwen2", "qwen3"]
+from worker.model_shape import Architecture
+from worker.model_shape import ModelConfig as ModelConfig
+from worker.model_shape import RopeScaling as RopeScaling
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": "llama",
@@ -23,53 +26,16 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }
+# A model of text and images says the first name, with a text_config inside; its text part alone the second.
+_IN_OWN_FILE: dict[str, Callable[[Fields, bool], ModelConfig]] = {
+    "qwen3_5": qwen3_5_config.parse,
+    "qwen3_5_text": qwen3_5_config.parse,
+    "gemma4": gemma4_config.parse,
+    "gemma4_text": gemma4_config.parse,
+}
 # Values that transformers fills in when a config leaves the field out, where they depend on the family.
 _MISTRAL_WINDOW = 4096
 _QWEN3_HEAD_DIM = 128
-_DEFAULT_ROPE_THETA = 10_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than the model was first trained on.
-
-    `linear` divides all by `factor`. `llama3` divides low ones by `factor`, keeps high ones, and blends between
-    wavelengths of `original_max_position_embeddings` over `low_freq_factor` and over `high_freq_factor`.
-    `divisors` divides each by its own: a GGUF file holds the outcome of `llama3`, not its parameters.
-    """
-
-    kind: Literal["linear", "llama3", "divisors"]
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0
-    divisors: tuple[float, ...] = ()  # head_dim / 2 of them
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a dense decoder. Field names follow `config.json` where it has them."""
-
-    architecture: Architecture
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    attention_bias: bool  # of the q, k and v projections
-    attention_out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    tie_word_embeddings: bool
-    max_position_embeddings: int
-    sliding_window: int | None
-    """Attention reaches this many tokens back, which we do not compute: serve no context longer than that.
-    None where it is off or no smaller than `max_position_embeddings`."""
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -86,11 +52,13 @@ def load_config(path: Path) -> ModelConfig:
 
 def parse_config(fields: Mapping[str, Any]) -> ModelConfig:
     """The config that the fields of a `config.json` describe. Raises `ModelError` as `load_config` does."""
-    read = _Fields(fields)
+    read = Fields(fields)
     model_type = read.text("model_type")
+    if parse := _IN_OWN_FILE.get(model_type):
+        return _parse_text_part(read, parse)
     architecture = _ARCHITECTURES.get(model_type)
     if architecture is None:
-        raise ModelError(f"model_type: {model_type!r} is not one of {', '.join(_ARCHITECTURES)}")
+        raise ModelError(f"model_type: {model_type!r} is not one of {', '.join([*_ARCHITECTURES, *_IN_OWN_FILE])}")
     _refuse_unimplemented(read)
 
     num_layers = read.integer("num_hidden_layers")
@@ -130,56 +98,16 @@ def parse_config(fields: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-class _Fields:
-    """Typed access to a config's fields; null counts as absent."""
-
-    def __init__(self, fields: Mapping[str, Any], prefix: str = "") -> None:
-        self._fields = fields
-        self._prefix = prefix
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def get(self, name: str) -> Any:
-        return self._fields.get(name)
-
-    def text(self, name: str) -> str:
-        return cast("str", self._typed(name, str, "a string", None))
-
-    def flag(self, name: str) -> bool:
-        return cast("bool", self._typed(name, bool, "true or false", False))
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = cast("int", self._typed(name, int, "an integer", default))
-        if value <= 0:
-            raise ModelError(f"{self._prefix}{name}: {value} is not positive")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive, finite number."""
-        value = float(self._typed(name, (int, float), "a number", default))
-        if not 0 < value < float("inf"):
-            raise ModelError(f"{self._prefix}{name}: {value} is not positive")
-        return value
-
-    def section(self, name: str) -> _Fields:
-        """The fields of a nested object; empty where there is none."""
-        return _Fields(self._typed(name, Mapping, "an object", {}), f"{self._prefix}{name}.")
-
-    def _typed(self, name: str, kind: Any, words: str, default: object) -> Any:
-        value = self._fields.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self._prefix}{name}: missing")
-        # bool is an int to Python and never to a config.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelError(f"{self._prefix}{name}: {value!r} is not {words}")
-        return value
+def _parse_text_part(read: Fields, parse: Callable[[Fields, bool], ModelConfig]) -> ModelConfig:
+    """The text part of a model that may see and hear too."""
+    if read.get("quantization_config"):
+        raise read.error("quantization_config", "not implemented")
+    text = read.section("text_config") if "text_config" in read else read
+    tied = read if "tie_word_embeddings" in read else text
+    return parse(text, tied.flag("tie_word_embeddings", parse is gemma4_config.parse))
 
 
-def _refuse_unimplemented(read: _Fields) -> None:
+def _refuse_unimplemented(read: Fields) -> None:
     if read.get("hidden_act") not in (None, "silu"):
         raise ModelError(f"hidden_act: {read.get('hidden_act')!r} is not implemented, only 'silu'")
     for name in ("quantization_config", "num_local_experts", "num_experts"):
@@ -190,7 +118,7 @@ def _refuse_unimplemented(read: _Fields) -> None:
             raise ModelError("partial_rotary_factor: not implemented, rotary positions cover whole heads")
 
 
-def _sliding_window(read: _Fields, model_type: str, num_layers: int) -> int | None:
+def _sliding_window(read: Fields, model_type: str, num_layers: int) -> int | None:
     """The window of those layers that have one; None where no layer does."""
     if model_type == "mistral":
         if "sliding_window" not in read:
@@ -207,13 +135,13 @@ def _sliding_window(read: _Fields, model_type: str, num_layers: int) -> int | No
     return None if read.get("sliding_window") is None else read.integer("sliding_window")
 
 
-def _rope(read: _Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
+def _rope(read: Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
     """Theta and scaling from `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
     name = "rope_scaling" if read.get("rope_scaling") else "rope_parameters"
     rope = read.section(name)
     if nested := [key for key in rope if isinstance(rope.get(key), Mapping)]:
         raise ModelError(f"{name}.{nested[0]}: not implemented, all layers have the same rotary positions")
-    theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
+    theta = rope.number("rope_theta", read.number("rope_theta", DEFAULT_ROPE_THETA))
     kind = rope.get("rope_type") or rope.get("type") or "default"
     match kind:
         case "default":

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from worker.model_config import ModelConfig
+from worker.model_shape import Rope
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
+def inverse_frequencies(rope: Rope) -> Tensor:
     """Angle per position of each pair, float32 [head_dim / 2], after the scaling the configuration asks for."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
+    exponents = torch.arange(0, 2 * rope.pairs, 2, dtype=torch.int64).float() / rope.span
+    frequencies = torch.zeros(rope.head_dim // 2)
+    frequencies[: rope.pairs] = 1.0 / (rope.theta**exponents)
+    scaling = rope.scaling
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
@@ -39,9 +40,9 @@ class RotaryTable:
     `cos` multiplies a vector, `sin` the vector with its halves exchanged: its first half carries the minus sign.
     """
 
-    def __init__(self, config: ModelConfig, max_positions: int, device: torch.device) -> None:
+    def __init__(self, rope: Rope, max_positions: int, device: torch.device) -> None:
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config))
+        angles = torch.outer(positions, inverse_frequencies(rope))
         sin = angles.sin()
         self.cos = angles.cos().repeat(1, 2).to(device)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device)

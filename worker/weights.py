@@ -13,43 +13,21 @@ from worker.fingerprint import fingerprint as fingerprint
 from worker.gguf_weights import GgufWeights
 from worker.model_config import ModelConfig
 from worker.model_error import ModelError
+from worker.model_shape import AttentionLayer
 from worker.safetensors_weights import SafetensorsWeights
+from worker.weight_names import weight_names as weight_names
 
 # Rotary angles that old checkpoints stored; we compute them.
 _ROTARY_BUFFER = re.compile(r".*\brotary_emb\.inv_freq")
 _NAMED_IN_ERRORS = 5
-
-
-def weight_names(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that this model has; a projection's is (outputs, inputs)."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    # Projection, outputs, inputs, whether it has a bias.
-    projections = (
-        ("self_attn.q_proj", q_width, hidden, config.attention_bias),
-        ("self_attn.k_proj", kv_width, hidden, config.attention_bias),
-        ("self_attn.v_proj", kv_width, hidden, config.attention_bias),
-        ("self_attn.o_proj", hidden, q_width, config.attention_out_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    )
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-        for name, outputs, inputs, has_bias in projections:
-            shapes[f"{prefix}{name}.weight"] = (outputs, inputs)
-            if has_bias:
-                shapes[f"{prefix}{name}.bias"] = (outputs,)
-        if config.qk_norm:
-            shapes[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+_OF_MANY_PARTS = ("qwen3_5", "gemma4")
+_KEYS_OR_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
+# Checkpoints of models that see and hear put the text part under a name of its own.
+_TEXT_PART = re.compile(r"^(model\.language_model\.|language_model\.model\.)|^language_model\.(?=lm_head\.)")
+# What text alone does not need: other senses, and layers that only guess ahead.
+_OTHER_PARTS = re.compile(
+    r"(model\.)?(visual|vision_tower|embed_vision|audio_tower|embed_audio|multi_modal_projector)\..*|mtp\..*"
+)
 
 
 def iter_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
@@ -61,8 +39,16 @@ def iter_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]
     """
     source = SafetensorsWeights(path) if path.is_dir() else GgufWeights(path, config)
     expected = weight_names(config)
-    _check(path, expected, {name: shape for name, shape in source.shapes.items() if not _ignored(name, config)})
-    for name, tensor in _on_one_thread(source.read()):
+    found: dict[str, tuple[int, ...]] = {}
+    for stored, shape in source.shapes.items():
+        name = _text_name(stored, config)
+        if name in found:
+            raise ModelError(f"{path}: {stored} stands there under another name too")
+        if not _ignored(name, config):
+            found[name] = shape
+    _check(path, expected, found)
+    for stored, tensor in _on_one_thread(source.read()):
+        name = _text_name(stored, config)
         if name in expected:
             yield name, tensor
 
@@ -85,10 +71,24 @@ def _on_one_thread(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str,
         yield item
 
 
+def _text_name(stored: str, config: ModelConfig) -> str:
+    """The name that a tensor of the text part has where there is no other part."""
+    if config.architecture not in _OF_MANY_PARTS:
+        return stored
+    return _TEXT_PART.sub(lambda prefix: "model." if prefix[1] else "", stored, count=1)
+
+
 def _ignored(name: str, config: ModelConfig) -> bool:
     # Some checkpoints store the tied head a second time.
-    tied = config.tie_word_embeddings and name == "lm_head.weight"
-    return tied or _ROTARY_BUFFER.fullmatch(name) is not None
+    if config.tie_word_embeddings and name == "lm_head.weight":
+        return True
+    if config.architecture in _OF_MANY_PARTS and _OTHER_PARTS.fullmatch(name):
+        return True
+    # Some keep the unused projections of layers that read the keys and values of others.
+    if (unused := _KEYS_OR_VALUES.fullmatch(name)) and int(unused[1]) < config.num_layers:
+        layer = config.layers[int(unused[1])]
+        return isinstance(layer, AttentionLayer) and layer.shares_kv_with is not None
+    return _ROTARY_BUFFER.fullmatch(name) is not None
 
 
 def _check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

@@ -33,6 +33,31 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
 }
+# Layers of two kinds, and sizes of each kind that no other has.
+_MIXED_SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "num_hidden_layers": 4,  # the last one attends
+        "head_dim": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "gemma4": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 9,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 96,
+        "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+    },
+}
+_CLASSES |= {
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -44,20 +69,29 @@ LLAMA3_ROPE = {
 
 
 def make_tiny(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A random model of one of `FAMILIES`; `changes` override fields of its config.
+    """A random model of one of `FAMILIES`, or of "qwen3_5" or "gemma4"; `changes` override fields of its config.
 
-    Norms and biases are random too: ones and zeros would hide a tensor that is left out.
+    Norms, biases and scalars are random too: ones and zeros would hide a tensor that is left out.
     """
     config_class, model_class = _CLASSES[family]
     # Qwen2 has no head_dim of its own: transformers derives it.
     shape = {name: value for name, value in _SHAPE.items() if family != "qwen2" or name != "head_dim"}
+    special = _MIXED_SHAPES.get(family, {"sliding_window": None})
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**shape, "sliding_window": None, **changes}))
+    model = model_class(config_class(**{**shape, **special, **changes}))
+    randomise(model)
+    return model.to(dtype).eval()
+
+
+def randomise(model: Any) -> None:
+    """Make norms, biases and other vectors of a model random."""
+    scalars = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
     with torch.no_grad():
+        for buffer in scalars:
+            buffer.copy_(0.7 + 0.2 * torch.rand_like(buffer))
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + name.endswith("norm.weight"))
-    return model.to(dtype).eval()
 
 
 def save_tiny(directory: Path, family: str, *, shard_size: str | None = None, **options: Any) -> Any:
