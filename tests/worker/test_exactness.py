@@ -1,0 +1,187 @@
+"""A hit is bit-identical to a cold run: the real engine, scheduler and model, at every length.
+
+What is compared is the log-probability of every token of the vocabulary at each of 16 greedy steps, as float64 made of
+the float32 logits, between a request that restores a snapshot and the same request with the cache off.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshot_rig import Prompt, prompt
+from tiny_models import save_tiny
+
+from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogprob, Tokens
+from worker.build import build
+from worker.config import WorkerSettings
+from worker.io import FromGateway
+
+VOCAB = 96
+STEPS = 16
+KV_BYTES = 2 * 2 * 2 * 16 * 4  # a token: keys and values of 2 layers, 2 heads of 16 in float32
+# A block has 32 tokens, attention rounds key lengths up to 512.
+EDGES = [edge + off for edge in (160, 192, 256, 288, 512, 544) for off in (-1, 0, 1)]
+LENGTHS = [*range(1, 131), *EDGES]
+DEEP = {
+    1,
+    2,
+    27,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    *EDGES,
+}  # compared to the 16th step, others at the first
+
+Answer = tuple[TokenLogprob, ...]
+
+
+class Sockets:
+    """Takes what the engine sends."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.bad_frames = 0
+        self.events: dict[str, list[Any]] = defaultdict(list)
+
+    def send(self, _sender: bytes, message: Any) -> None:
+        self.events[message.request_id].append(message)
+
+
+class Worker:
+    """A worker on a small random model, driven by hand."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.sockets = Sockets()
+        chosen = WorkerSettings(model=str(path), device="cpu", **{"kv_memory": "64MiB", **settings})
+        self.engine, self.model = build(chosen, path, self.sockets, "e", lambda _: None)  # type: ignore[arg-type]
+        self._ids = 0
+
+    @property
+    def runner(self) -> Any:
+        return self.engine._runner
+
+    def ask(self, request: Prompt, *, cache: bool = True, max_tokens: int = 1) -> str:
+        self._ids += 1
+        sampling = Sampling(max_tokens, temperature=0.0, logprobs=VOCAB)
+        message = Generate(f"r{self._ids}", request.ids, request.boundaries, sampling, 1, cache)
+        self.sockets.inbox.put(FromGateway(b"gateway", message))
+        return message.request_id
+
+    def run(self) -> None:
+        self.engine.turn(wait=False)
+        while self.engine.running_count or self.engine.waiting_count:
+            self.engine.turn(wait=False)
+
+    def serve(self, request: Prompt, **options: Any) -> Answer:
+        request_id = self.ask(request, **options)
+        self.run()
+        return self.answer(request_id)
+
+    def answer(self, request_id: str) -> Answer:
+        events = self.sockets.events[request_id]
+        assert isinstance(events[-1], Completed), events[-1]
+        return tuple(score for event in events if isinstance(event, Tokens) for score in event.logprobs)
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.engine._metrics.registry.get_sample_value(metric, labels) or 0.0
+
+    def depth(self, request_id: str) -> int:
+        (accepted,) = [event for event in self.sockets.events[request_id] if isinstance(event, Accepted)]
+        return accepted.depth
+
+
+def ids(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def question(length: int, tail: int = 5) -> Prompt:
+    """A prompt with a boundary at `length` and a few tokens after it."""
+    return prompt(ids(length, length), tail=ids(10_000 + length, tail), head=False)
+
+
+def steps(length: int) -> int:
+    return STEPS if length in DEEP else 1
+
+
+def primer(length: int) -> Prompt:
+    """Another prompt with the same boundary: serving it keeps a snapshot there."""
+    return prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def worker(request, tmp_path_factory) -> Iterator[Worker]:
+    path = tmp_path_factory.mktemp("model")
+    save_tiny(path, "llama", max_position_embeddings=1024)
+    yield Worker(path, dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def cold(worker) -> dict[int, Answer]:
+    """The answers with the cache off, each computed alone."""
+    return {length: worker.serve(question(length), cache=False, max_tokens=steps(length)) for length in LENGTHS}
+
+
+def assert_hits_equal(worker: Worker, cold: dict[int, Answer], asked: dict[int, str]) -> None:
+    assert [worker.depth(request_id) for request_id in asked.values()] == list(asked)
+    unequal = [length for length, request_id in asked.items() if worker.answer(request_id) != cold[length]]
+    assert not unequal
+
+
+def prime(worker: Worker) -> None:
+    for length in LENGTHS:
+        worker.ask(primer(length))
+    worker.run()
+
+
+def test_hits_alone_and_among_others(worker, cold):
+    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
+    assert [len(answer) for answer in cold.values()] == [steps(length) for length in LENGTHS]
+    prime(worker)
+    alone = {}
+    for length in LENGTHS:
+        alone[length] = worker.ask(question(length), max_tokens=steps(length))
+        worker.run()
+    assert_hits_equal(worker, cold, alone)
+    # All at once, with long cold prompts between them, so that every pass is of another make-up.
+    together = {}
+    for index, length in enumerate(LENGTHS):
+        together[length] = worker.ask(question(length), max_tokens=steps(length))
+        if index % 8 == 0:
+            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
+    worker.run()
+    assert_hits_equal(worker, cold, together)
+
+
+def test_hits_after_eviction_and_a_new_commit(worker, cold):
+    worker.engine._store.flush()
+    prime(worker)
+    asked = {length: worker.ask(question(length), max_tokens=steps(length)) for length in LENGTHS}
+    worker.run()
+    assert_hits_equal(worker, cold, asked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_answers_after_swapping(tmp_path, dtype):
+    """Ten answers that do not fit the pool together, of prompts that start from a snapshot."""
+    save_tiny(tmp_path, "llama", max_position_embeddings=1024)
+    worker = Worker(tmp_path, dtype=dtype, kv_memory=30 * 32 * KV_BYTES)
+    lengths = [20 + 7 * index for index in range(10)]
+    alone = [worker.serve(question(length), cache=False, max_tokens=100) for length in lengths]
+    asked = [worker.ask(question(length), max_tokens=100) for length in lengths]
+    worker.run()
+    assert worker.count("prefixd_swaps_total", direction="in") > 0
+    assert [worker.answer(request_id) for request_id in asked] == alone
