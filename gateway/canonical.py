@@ -43,8 +43,10 @@ def parse_messages(value: object, *, drop_billing_header: bool = True) -> tuple[
     messages = tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
     if not drop_billing_header or messages[0].role != "system":
         return messages
-    first = replace(messages[0], content=without_billing_header(messages[0].content))
-    return (first, *messages[1:]) if first.content or len(messages) == 1 else messages[1:]
+    content = without_billing_header(messages[0].content)
+    if content == messages[0].content:
+        return messages
+    return (replace(messages[0], content=content), *messages[1:]) if content or last == 0 else messages[1:]
 
 
 def without_billing_header(system: str) -> str:

@@ -147,7 +147,7 @@ class PromptMaker:
 
     def _cuts(self, encoded: _Encoded) -> list[Cut]:
         cuts = [
-            replace(cut, end=end)
+            Cut(end, cut.kind, cut.messages)
             for cut, end in zip(encoded.rendered.cuts, encoded.positions, strict=True)
             if end is not None and end > self._kept_from
         ]

@@ -121,7 +121,8 @@ class PromptTokenizer:
             while position < stop:
                 inside.append(position - at)
                 position = next(wanted)
-            found += self._piece(text[at:stop], inside, ids, sentinel)
+            if at < stop:
+                found += self._piece(text[at:stop], inside, ids, sentinel)
             while position <= start:
                 found.append(len(ids))
                 position = next(wanted)
@@ -138,15 +139,15 @@ class PromptTokenizer:
         return Encoded(ids, found)
 
     def _piece(self, text: str, inside: Sequence[int], ids: array[int], sentinel: str) -> list[int | None]:
-        """Append a piece's ids; the token counts at text positions inside it."""
-        if not text:
-            return [len(ids) for _ in inside]
+        """Append the ids of a piece that is not empty; the token counts at text positions inside it."""
         if sentinel and sentinel in text:
             inside = [position - text.count(sentinel, 0, position) for position in inside]
             text = text.replace(sentinel, "")
         before = len(ids)
         piece = self._remembered(text, bool(ids), bool(inside))
         ids.extend(piece.token_ids)
+        if not inside:
+            return []
         return [None if count is None else before + count for count in _counts_at(piece.spans or [], inside)]
 
     def _remembered(self, text: str, later: bool, spans: bool) -> _Piece:
