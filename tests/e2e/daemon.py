@@ -103,7 +103,7 @@ class Daemon:
             if entry.name.isdigit():
                 words = _command_line(entry)
                 mine = any(str(self.run_dir) in word for word in words)
-                if mine and (not role or role in words) and "prefixd-e2e" not in words:
+                if mine and (not role or role in words):
                     found.append(int(entry.name))
         return found
 

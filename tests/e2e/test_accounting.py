@@ -80,10 +80,13 @@ def test_every_prompt_is_counted_once(served: Served):
     """K-MT3: prompts of several passes, then the same again."""
     prompts = [[user(words(f"unrelated {number}", 700))] for number in range(6)]
     before = metrics(served.client)
-    total = sum(served.client.chat(prompt).prompt_tokens for prompt in prompts)
+    answers = [served.client.chat(prompt) for prompt in prompts]
+    total, shared = (
+        sum(counts) for counts in zip(*((a.prompt_tokens, a.cached_tokens) for a in answers), strict=True)
+    )
     middle = metrics(served.client)
-    assert middle[COMPUTED] - before[COMPUTED] == total
-    assert middle[DEVICE] == before[DEVICE]
+    assert middle[COMPUTED] - before[COMPUTED] == total - shared
+    assert middle[DEVICE] - before[DEVICE] == shared < 0.05 * total
     repeated = [served.client.chat(prompt) for prompt in prompts]
     after = metrics(served.client)
     assert after[DEVICE] - middle[DEVICE] == sum(answer.cached_tokens for answer in repeated) > 0.9 * total

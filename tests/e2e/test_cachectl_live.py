@@ -23,6 +23,11 @@ def ctl(served: Served, *arguments: str | int, code: int = DONE):
     return json.loads(run.stdout) if run.stdout else run.stderr
 
 
+def deepest(served: Served) -> dict:
+    """The snapshot of the only conversation; the head that the template gives it may be kept beside it."""
+    return max(ctl(served, "list"), key=lambda row: row["tokens"])
+
+
 def test_looking_around(served: Served):
     head = system(words("looking", 100))
     first = served.client.chat([head, user("first")])
@@ -54,11 +59,11 @@ def test_looking_around(served: Served):
 
 def test_reading_does_not_count_as_use(served: Served):
     served.client.chat([user(words("recency", 40))])
-    [before] = ctl(served, "list")
+    before = deepest(served)
     for command in ("list", "tree", "stats"):
         ctl(served, command)
     ctl(served, "show", before["slot"])
-    [after] = ctl(served, "list")
+    after = deepest(served)
     assert after["hits"] == before["hits"] == 0
     assert after["used_age_seconds"] > before["used_age_seconds"]
 
@@ -66,14 +71,15 @@ def test_reading_does_not_count_as_use(served: Served):
 def test_evicting(served: Served):
     messages = [user(words("evicted", 300))]
     known = served.client.chat(messages)
-    [row] = ctl(served, "list")
+    row = deepest(served)
     would = ctl(served, "evict", row["slot"], "--dry-run")
     assert would == {"removed": [row["slot"]], "busy": [], "freed_bytes": row["own_bytes"], "dry_run": True}
     assert served.client.chat(messages).outcome[0] == "hit"
     assert ctl(served, "evict", row["slot"]) == would | {"dry_run": False}
-    assert ctl(served, "list") == []
+    assert row["slot"] not in [other["slot"] for other in ctl(served, "list")]
     again = served.client.chat(messages)
-    assert again.outcome == ("miss", 0, "evicted")
+    assert again.cached_tokens < 100
+    assert again.outcome[2] == "evicted"
     assert again.text == known.text
     assert "500" in ctl(served, "evict", 500, code=REFUSED)
     assert "explain" not in ctl(served, "show", 9999, code=REFUSED)
@@ -82,7 +88,7 @@ def test_evicting(served: Served):
 def test_a_pinned_snapshot_stays(two_slots: Served):
     kept = [user(words("pinned", 200))]
     two_slots.client.chat(kept)
-    [row] = ctl(two_slots, "list")
+    row = deepest(two_slots)
     assert ctl(two_slots, "pin", row["slot"])["pinned"] is True
     for number in range(6):
         two_slots.client.chat([user(words(f"pusher {number}", 400))])
@@ -108,7 +114,7 @@ def test_flushing_under_load(served: Served):
     with served.client.stream(messages, max_tokens=400) as stream:
         events = stream.take_text(2)
         assert ctl(served, "flush", "--dry-run")["dry_run"] is True
-        assert len(ctl(served, "list")) == 1
+        assert deepest(served)["tokens"] > 300
         answers = [ctl(served, "flush"), ctl(served, "flush")]
         assert sum(len(answer["removed"]) + len(answer["busy"]) for answer in answers) >= 1
         events += list(stream)

@@ -8,6 +8,7 @@ from functools import partial
 
 from chat_model import words
 from conftest import Served
+from daemon import until
 from http_client import GREEDY, assistant, system, user
 from reference import Reference
 
@@ -23,7 +24,7 @@ def test_twenty_clients_with_few_slots(few_slots: Served, reference: Reference):
         dice = random.Random(number)
         messages = [system(f"{common} The secret word is {words(f'secret {number}', 2)} {number}.")]
         seen = []
-        for turn in range(4):
+        for turn in range(3):
             messages.append(user(words(f"{number} {turn}", dice.randint(5, 60))))
             if dice.random() < 0.25:
                 with client.stream(messages, max_tokens=3000, ignore_eos=True) as stream:
@@ -51,7 +52,7 @@ def test_twenty_clients_with_few_slots(few_slots: Served, reference: Reference):
 def test_an_answer_is_the_same_alone_and_beside_seven_others(served: Served, reference: Reference):
     """`--deterministic` is on by default on a CPU."""
     prompts = [[user(words(f"beside {number}", 30 + 60 * number))] for number in range(8)]
-    fields = {**SCORED, "max_tokens": 100, "ignore_eos": True}
+    fields = {**SCORED, "max_tokens": 50, "ignore_eos": True}
     alone = [served.client.cold(prompt, **fields).choices for prompt in prompts]
     with ThreadPoolExecutor(8) as pool:
         for ask in (served.client.cold, served.client.chat, served.client.chat):
@@ -78,13 +79,12 @@ def test_requests_with_the_same_new_head_at_once(served: Served, reference: Refe
 
 
 def test_a_burst_past_the_queue_is_refused_with_a_time_to_come_back(start):
-    client = (daemon := start("--max-running", "1", "--max-waiting", "2")).wait_ready()
+    client = start("--max-running", "1", "--max-waiting", "2").wait_ready()
     with client.stream([user("runs")], max_tokens=15_000, ignore_eos=True) as running:
         running.take_text(1)
         with ThreadPoolExecutor(8) as pool:
             burst = [pool.submit(client.chat, [user(f"burst {n}")], **GREEDY) for n in range(8)]
-            while len([one for one in burst if one.done()]) < 6:
-                assert daemon.process.poll() is None
+            until(lambda: sum(one.done() for one in burst) == 6, "all but two are refused")
             refused = [one.result() for one in burst if one.done()]
             running.close()
             served = [one.result() for one in burst if one.result() not in refused]

@@ -88,8 +88,9 @@ def test_a_second_signal_cuts_the_grace_period_short(start):
         daemon.terminate()
         until(lambda: client.get("/ready").status == 503, "it says that it stops")
         daemon.process.send_signal(signal.SIGINT)
+        assert list(stream)[-1]["error"]["message"] == "the server is shutting down"
+        assert not stream.is_done
         assert daemon.wait_exit() == 0
-        assert not stream.is_done or list(stream)
     assert left_behind(daemon) == []
 
 
