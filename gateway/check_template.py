@@ -149,7 +149,9 @@ def _maker(arguments: argparse.Namespace) -> PromptMaker:
         raise SettingsError("tokenizer: goes with --template, not with --model")
     if not arguments.model and not (arguments.template and arguments.tokenizer):
         raise SettingsError("model: name one, or give --template and --tokenizer")
-    path = resolve_model(arguments.model) if arguments.model else Path(arguments.tokenizer)
+    path = Path(arguments.model or arguments.tokenizer)
+    if arguments.model and not path.is_dir():  # a directory needs no weights to be looked at
+        path = resolve_model(arguments.model)
     files = load_model_files(path, Path(arguments.template) if arguments.template else None)
     if not files.templates:
         raise SettingsError(f"model: {path} has no chat template")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         prepare_run_dir(settings.run_dir)
         maker = PromptMaker(load_model_files(resolve_model(settings.model), settings.chat_template))
+        gc.collect()
+        gc.freeze()  # what has been loaded lives as long as the process: no need to look through it again
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, maker))
     except (SettingsError, OSError) as error:

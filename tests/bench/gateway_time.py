@@ -9,6 +9,7 @@ costs. Prints medians and their ratio.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import statistics
@@ -100,6 +101,8 @@ def main() -> None:
     maker, source = PromptMaker(files), Text(7)
     per_token = len(source.all) / len(files.tokenizer.encode(source.all).ids)
     history = conversation(source, asked.messages, int(asked.tokens * per_token))
+    gc.collect()
+    gc.freeze()  # as the process does at start
     turn(maker, orjson.dumps({"messages": history}))
     warm: list[float] = []
     whole: list[float] = []
