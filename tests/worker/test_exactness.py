@@ -9,21 +9,24 @@ from __future__ import annotations
 import queue
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from snapshot_rig import Prompt, prompt
 from tiny_models import save_tiny
+from torch import Tensor
 
 from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogprob, Tokens
 from worker.build import build
 from worker.config import WorkerSettings
 from worker.io import FromGateway
 
-VOCAB = 96
+VOCAB, HIDDEN = 96, 48
 STEPS = 16
 KV_BYTES = 2 * 2 * 2 * 16 * 4  # a token: keys and values of 2 layers, 2 heads of 16 in float32
 # A block has 32 tokens, attention rounds key lengths up to 512.
@@ -123,10 +126,10 @@ def primer(length: int) -> Prompt:
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def worker(request, tmp_path_factory) -> Iterator[Worker]:
+def worker(request, tmp_path_factory) -> Worker:
     path = tmp_path_factory.mktemp("model")
     save_tiny(path, "llama", max_position_embeddings=1024)
-    yield Worker(path, dtype=request.param)
+    return Worker(path, dtype=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +188,79 @@ def test_answers_after_swapping(tmp_path, dtype):
     worker.run()
     assert worker.count("prefixd_swaps_total", direction="in") > 0
     assert [worker.answer(request_id) for request_id in asked] == alone
+
+
+# Builds with one rule broken: the comparison above finds each. Where rows happen to agree depends on the machine, so
+# the lengths are those that differed on the one these were written on (AVX-512, torch 2.13). There the products that
+# oneDNN packs gave equal rows at every count, so the head is broken with a plain product; and in bfloat16 rounding
+# hid the attention's and the head's difference in all of some hundred lengths.
+
+
+def no_padding(worker: Worker) -> None:
+    """Each pass runs at its own row count."""
+    counts = worker.runner.row_counts
+    worker.runner.row_counts = replace(counts, prefill=tuple(range(1, max(counts.prefill) + 1)))
+
+
+def keys_as_they_come(worker: Worker) -> None:
+    """Attention runs over whole blocks, not over multiples of 512."""
+    worker.runner.row_counts = replace(worker.runner.row_counts, key_multiple=32)
+
+
+def plain_head() -> Tensor:
+    """Other weights for the head, the same for both builds that are compared."""
+    return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))
+
+
+def head_alone(worker: Worker) -> None:
+    weight = plain_head()
+    worker.runner.head_row = lambda row: F.linear(torch.stack([row] + [torch.zeros(HIDDEN)] * 3), weight)[0]
+
+
+def head_with_others(worker: Worker) -> None:
+    """The row that makes the first token goes through the head with the other rows of its pass."""
+    weight, runner = plain_head(), worker.runner
+    prefill = runner.prefill
+    passes: list[Tensor] = []
+
+    def remember(token_ids: list[int], blocks: list[int], start: int) -> Tensor:
+        hidden = prefill(token_ids, blocks, start)
+        passes.append(hidden[: len(token_ids)])
+        return hidden
+
+    runner.prefill, runner.head_row = remember, lambda _row: F.linear(passes[-1], weight)[-1]
+
+
+def unequal_hits(worker: Worker, lengths: Sequence[int], tail: int) -> list[int]:
+    """The lengths at which the first token's logits after a hit are not those of a cold run."""
+    cold = [worker.serve(question(length, tail), cache=False) for length in lengths]
+    for length in lengths:
+        worker.serve(primer(length))
+    asked = []
+    for length in lengths:
+        asked.append(worker.ask(question(length, tail)))
+        worker.run()
+    assert [worker.depth(request_id) for request_id in asked] == list(lengths)
+    hits = [worker.answer(request_id) for request_id in asked]
+    return [length for length, hit, other in zip(lengths, hits, cold, strict=True) if hit != other]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "dtype", "lengths", "tail"),
+    [
+        (no_padding, "float32", range(24, 130), 5),
+        (no_padding, "bfloat16", range(24, 130), 5),
+        (keys_as_they_come, "float32", [edge + off for edge in (190, 222, 254, 286) for off in (0, 1)], 1),
+        (head_with_others, "float32", range(1, 40), 1),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path, breaks, dtype, lengths, tail):
+    save_tiny(tmp_path, "llama", max_position_embeddings=1024)
+    sound = Worker(tmp_path, dtype=dtype)
+    if breaks is head_with_others:
+        head_alone(sound)
+    assert unequal_hits(sound, lengths, tail) == []
+    broken = Worker(tmp_path, dtype=dtype)
+    breaks(broken)
+    if not unequal_hits(broken, lengths, tail):
+        pytest.skip("rows happen to be equal here, although the rule is broken")
