@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -29,16 +31,34 @@ class GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with a short way to a dict's fields, which templates read by the thousand."""
+    """The sandbox with a short way to what templates read by the thousand: fields of dicts, loops, methods of text.
+
+    Nothing that the sandbox refuses or wraps goes this way: no private names, and no `format`, which it gives out
+    as a function of its own.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # A field is never unsafe; only names that dicts have themselves need the sandbox's judgement.
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
-            return obj[attribute]
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and attribute not in _DICT_NAMES:
+                return obj[attribute]
+        elif (kind is str and attribute in _STR_METHODS) or (kind is LoopContext and attribute in _LOOP_NAMES):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
+            kwargs.pop("_loop_vars", None)  # what compiled templates add, for functions that take a context
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
 
 
 _DICT_NAMES = frozenset(dir(dict))
+_STR_METHODS = frozenset(
+    ("startswith", "endswith", "split", "rsplit", "strip", "lstrip", "rstrip", "replace", "find", "lower", "upper")
+)
+_LOOP_NAMES = frozenset(("first", "last", "index", "index0"))
 
 
 def build_environment() -> ImmutableSandboxedEnvironment:

@@ -91,6 +91,17 @@ def test_the_sandbox_holds():
             ChatTemplate(body, {}).render(MESSAGES, None, reply=False)
 
 
+def test_the_short_ways_give_what_the_sandbox_gives():
+    body = (
+        "{{ x.keys() | list }}{{ x.field }}{{ x.missing is defined }}{{ 'a,b'.split(',') }}{{ 'aXb'.lower() }}"
+        "{% for y in [1, 2] %}{{ loop.first }}{{ loop.index0 }}{{ 'ab'.replace('b', loop.index | string) }}{% endfor %}"
+    )
+    rendered = ChatTemplate(body, {}).render([], None, reply=False, extra={"x": {"field": 1, "keys": 2}})
+    assert rendered.text == "['field', 'keys']1False['a', 'b']axbTrue0a1False1a2"
+    for escape in ("'{0.__class__}'.format(1)", "''.join.__self__.__class__", "'a'.split.__self__.__class__"):
+        assert ChatTemplate("{{ " + escape + " }}", {}).render([], None, reply=False).text == ""
+
+
 def test_json_is_written_as_models_know_it():
     template = ChatTemplate("{{ x | tojson }}|{{ x | tojson(indent=1) }}|{{ ['b'] | map('upper') | tojson }}", {})
     rendered = template.render([], None, reply=False, extra={"x": {"b": "<é>", "a": 1}})
