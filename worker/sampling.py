@@ -77,7 +77,8 @@ class Sampler:
         tokens = None
         if s.top_k > 0 or s.top_p < 1 or s.min_p > 0:
             values, tokens = values.topk(min(s.top_k, len(values)) if s.top_k > 0 else len(values))  # falling
-        probabilities = torch.softmax(values / s.temperature, dim=0)
+        # The largest becomes 0 first: divided by a temperature next to nothing it would be infinite.
+        probabilities = torch.softmax((values - values.max()) / s.temperature, dim=0)
         if s.min_p > 0:
             probabilities = probabilities[: int((probabilities >= s.min_p * probabilities[0]).sum())]
         cumulative = probabilities.cumsum(0)
