@@ -13,18 +13,19 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from cachectl import render
-from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
+from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.control_client import ControlClient
 from protocol.errors import WorkerUnavailable
 
 PAGE_SLOTS = 500
 WATCH_SECONDS = 1.0
+POLL_SECONDS = 0.1
 
 Answer = TypeVar("Answer")
 
 
 class Asked(argparse.Namespace):
-    """The command line. Which of `slot`, `slots`, `request_id` and `dry_run` are set depends on the command."""
+    """The command line. Which of `slot`, `slots`, `request_id`, `dry_run` and `wait` are set depends on the command."""
 
     run_dir: Path
     json: bool
@@ -34,6 +35,7 @@ class Asked(argparse.Namespace):
     slots: list[int]
     request_id: str
     dry_run: bool
+    wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,17 @@ def flush(client: ControlClient, asked: Asked) -> bool:
     return True
 
 
+def verify(client: ControlClient, asked: Asked) -> bool:
+    """Refused if a hit had other bits than a cold run. `--wait` first lets the worker finish those to come."""
+    while True:
+        answer = _ask(client, Verifications, "verify")
+        if not asked.wait or not answer.pending:
+            break
+        time.sleep(POLL_SECONDS)
+    _show(asked, asdict(answer), lambda: render.verifications(answer))
+    return not answer.mismatched
+
+
 def pin(client: ControlClient, asked: Asked) -> bool:
     """`pin` and `unpin`."""
     slot = _ask(client, SlotInfo, asked.command, slot=asked.slot)
@@ -124,6 +137,10 @@ def _takes_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and leave it")
 
 
+def _takes_wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", action="store_true", help="until none is pending")
+
+
 def _takes_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="REQUEST_ID", help="as in the response header x-request-id")
 
@@ -136,6 +153,7 @@ COMMANDS = {
     "explain": CommandLine("why a request started where it did", explain, _takes_request),
     "evict": CommandLine("remove the snapshots of some slots", evict, _takes_slots),
     "flush": CommandLine("remove all snapshots that are not pinned", flush, _takes_dry_run),
+    "verify": CommandLine("hits that were computed again and compared", verify, _takes_wait),
     "pin": CommandLine("keep a snapshot whatever happens", pin, _takes_slot),
     "unpin": CommandLine("let a pinned snapshot be evicted again", pin, _takes_slot),
     "watch": CommandLine("one line a second until interrupted", watch),

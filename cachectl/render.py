@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
+from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.sizes import format_size
 
 WATCH_HEADER = (
@@ -184,6 +184,13 @@ def evicted(answer: Removed) -> str:
 def flushed(answer: Removed) -> str:
     verb = "would flush" if answer.dry_run else "flushed"
     return f"{verb} {len(answer.removed)}, busy {len(answer.busy)}: {format_size(answer.freed_bytes)} back"
+
+
+def verifications(answer: Verifications) -> str:
+    return (
+        f"verified {answer.verified}, mismatched {answer.mismatched}, "
+        f"skipped {answer.skipped}, pending {answer.pending}"
+    )
 
 
 def watch_line(now: Stats, before: Stats) -> str:

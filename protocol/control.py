@@ -11,6 +11,7 @@
 | `explain` | `request_id` | `Explanation` |
 | `evict` | `slots` [int], `dry_run` | `Removed` |
 | `flush` | `dry_run` | `Removed`; busy snapshots go when released |
+| `verify` | | `Verifications` |
 | `pin`, `unpin` | `slot` | `SlotInfo` |
 
 A refused command (unknown or busy slot, unknown request, bad args) has `error` set and no data.
@@ -23,7 +24,20 @@ from dataclasses import dataclass
 
 from protocol.messages import Outcome, Reason
 
-VERBS = ("health", "metrics", "stats", "list", "show", "tree", "explain", "evict", "flush", "pin", "unpin")
+VERBS = (
+    "health",
+    "metrics",
+    "stats",
+    "list",
+    "show",
+    "tree",
+    "explain",
+    "evict",
+    "flush",
+    "verify",
+    "pin",
+    "unpin",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,16 @@ class Removed:
     busy: list[int]  # in use or pinned: left alone (evict) or going when released (flush, not pinned)
     freed_bytes: int
     dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verifications:
+    """Hits that were computed again (`--verify-hits`): with equal bits, with other bits, not at all, and to come."""
+
+    verified: int
+    mismatched: int
+    skipped: int
+    pending: int
 
 
 @dataclass(frozen=True, slots=True)

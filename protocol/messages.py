@@ -122,6 +122,20 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Absorb:
+    """gateway -> worker: a conversation as its next turn will send it, up to the end of the answer just given.
+
+    The worker computes it when it has nothing else to do and keeps the last boundary, where `token_ids` end. There
+    is no answer to it.
+    """
+
+    request_id: str  # of the request that was answered
+    token_ids: TokenIds
+    boundaries: tuple[Boundary, ...]
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a gateway must know of the loaded model."""
 
@@ -256,6 +270,7 @@ Message = (
     Hello
     | Generate
     | Cancel
+    | Absorb
     | Heartbeat
     | Accepted
     | Progress

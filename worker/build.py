@@ -89,6 +89,8 @@ def build(
         max_running=min(settings.max_running, runner.max_decode_rows),
         max_waiting=settings.max_waiting,
         caching=settings.slots > 0,
+        verify_hits=settings.verify_hits,
+        differ=lambda kept, computed: not torch.equal(kept, computed),
     )
     info = ModelInfo(
         fingerprint=_bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}"),

@@ -22,4 +22,7 @@ class WorkerSettings(ProcessSettings):
     max_running: int = Field(32, gt=0, description="requests computed at the same time")
     max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
     deterministic: bool = Field(True, description="an answer never depends on what runs beside it")
+    verify_hits: float = Field(
+        0.0, ge=0, le=1, description="share of hits to compute again in idle time and compare bit for bit"
+    )
     threads: CountOrAuto = Field(None, description="CPU threads of the model; auto: one a physical core")

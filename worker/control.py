@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from protocol.control import Stats
+from protocol.control import Stats, Verifications
 from protocol.messages import Command, ModelInfo, Reply
 from worker.block_pool import BlockPool
 from worker.journal import Journal
@@ -91,6 +91,16 @@ class Control:
                 if not isinstance(asked, list) or not all(type(slot) is int for slot in asked):
                     raise Refused("slots: must be a list of integers")
                 return asdict(store.evict(asked, dry_run=bool(args.get("dry_run", False))))
+            case "verify":
+                background = self._scheduler.background
+                return asdict(
+                    Verifications(
+                        background.verified,
+                        background.mismatched,
+                        background.skipped,
+                        background.pending_verifications,
+                    )
+                )
             case "flush":
                 return asdict(store.flush(dry_run=bool(args.get("dry_run", False))))
             case "pin":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protocol.messages import Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens
+from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens
 from worker.control import Control
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
@@ -43,7 +43,7 @@ class _Rows:
     """The rows of logits [rows, vocab] of one pass, and the largest of each."""
 
     def __init__(self, logits: Tensor) -> None:
-        self._logits = logits
+        self.logits = logits
         best = logits.argmax(dim=-1, keepdim=True)
         self._most = logits.gather(1, best).flatten().tolist()
         self._best = best.flatten().tolist()
@@ -54,7 +54,7 @@ class _Rows:
             raise ValueError("the model's logits are not finite")
         if sampler.is_plain_greedy:
             return self._best[row], None
-        return sampler.choose(self._logits[row])
+        return sampler.choose(self.logits[row])
 
 
 class Engine:
@@ -100,7 +100,7 @@ class Engine:
         """Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done."""
         try:
             while not self._stopping:
-                self.turn(wait=self._scheduler.is_idle)
+                self.turn(wait=self._scheduler.is_idle and self._scheduler.background.is_empty)
             self._scheduler.fail_all("stopping", _STOPPING)
             self._take_events(wait=False)
         except Exception as error:
@@ -140,6 +140,8 @@ class Engine:
                 self._scheduler.add(sender, message)
             case FromGateway(sender, Cancel() as message):
                 self._scheduler.cancel(sender, message)
+            case FromGateway(_, Absorb() as message):
+                self._scheduler.background.absorb(message)
             case FromOperator(sender, command):
                 self._sockets.answer(sender, self._control.answer(command))
             case GatewayLost(sender):
@@ -198,13 +200,19 @@ class Engine:
 
     def _fail(self, step: Step, code: FailureCode, text: str) -> None:
         for request in dict.fromkeys(requests_of(step)):
+            if self._scheduler.background.is_mine(request):
+                self._scheduler.background.failed()
+                continue
             self._scheduler.fail(request, code, text)
 
     def _done(self, step: Step, rows: _Rows | None) -> None:
         match step:
+            case Prefill(request) if self._scheduler.background.is_mine(request):
+                self._scheduler.background.done(step, None if rows is None else rows.logits[0])
             case Prefill(request):
                 if self._scheduler.prefill_done(step):
                     assert rows is not None
+                    self._scheduler.background.hit(request, rows.logits[0])
                     for choice in list(request.choices):
                         self._sample(choice, rows, 0)
             case Decode(choices):

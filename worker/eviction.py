@@ -1,9 +1,9 @@
 """Which snapshots go when slots or KV blocks are short: pure functions over candidates.
 
 A snapshot is worth what it would cost to compute again, times how likely it is to be asked for. Likelihood falls
-with the square of the idle time, about the measure of a pause in a conversation, and is higher for conversations
-that have come back before. So one-shots go before sessions of the same size and age, short ones before long ones,
-and what nobody has asked for in hours goes at last, however long it is.
+with the idle time, measured in pauses as conversations make them here, and is higher for conversations that have
+come back before. So one-shots go before sessions of the same size and age, short ones before long ones,
+and what nobody has asked for in a thousand pauses goes at last, however long it is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-PAUSE_SECONDS = 600.0  # idle times well below this hardly count
-RETURNED_WEIGHT = 16.0  # a conversation that came back, against one that never did
-SMALL_PART = 1 / 8  # a newcomer that saves less than this part of what it would push out is not kept
+PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
+DECAY = 1.5  # likelihood falls with this power of the idle time
+RETURNED_WEIGHT = 4.0  # a conversation that came back, against one that never did
+SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
 
@@ -27,7 +28,7 @@ class Candidate(NamedTuple):
     interior: bool  # a deeper snapshot extends it
     anchor: bool  # end of a head, or a branch point
     returned: bool  # its conversation has been hit before
-    idle_seconds: float
+    idle_seconds: float  # since a request started from it; for a leaf, since one passed it
     last_used: int
     blocks: Sequence[int]
     fixed: bool  # in use, pinned or protected: stays
@@ -38,28 +39,47 @@ def recompute_cost(start: int, end: int) -> float:
     return (end - start) + (end * end - start * start) / (2 * QUADRATIC_TOKENS)
 
 
-def choose_for_slot(candidates: Iterable[Candidate], newcomer: float | None = None) -> int | None:
+def choose_for_slot(
+    candidates: Iterable[Candidate],
+    newcomer: float | None = None,
+    *,
+    extends: bool = False,
+    pause: float = PAUSE_SECONDS,
+) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    Interior snapshots go first: their blocks stay with what extends them. Then leaves, and anchors last. A newcomer
-    (its cost to compute again) that is small beside such a leaf or anchor is not kept in its place.
+    Interior snapshots go first: their blocks stay with what extends them. Then what is worth least, but an anchor
+    only if no request started from it for longer than from the leaf that would go in its place. A newcomer (its cost to
+    compute again) that is small beside such a leaf or anchor is not kept, and one that `extends` another, which stays
+    after all, must be worth as much.
     """
+    going = [candidate for candidate in candidates if not candidate.fixed]
 
-    def order(candidate: Candidate) -> tuple[int, float, int]:
-        return _rank(candidate), _value(candidate), candidate.last_used
+    def least(chosen: Iterable[Candidate]) -> Candidate | None:
+        return min(chosen, key=lambda c: (_value(c, pause), c.last_used), default=None)
 
-    victim = min((c for c in candidates if not c.fixed), key=order, default=None)
+    passed = least(c for c in going if c.interior and not c.anchor)
+    if passed is not None:
+        return passed.slot
+    victim = least(c for c in going if not c.interior)
+    anchor = least(c for c in going if c.interior)
+    if victim is None or (
+        anchor is not None
+        and anchor.idle_seconds > pause
+        and _value(anchor, pause) < _value(victim, pause)
+    ):
+        victim = anchor
     if victim is None:
         return None
-    if newcomer is not None and _rank(victim) > 0:
-        lost = recompute_cost(victim.start, victim.end) * _recency(victim)
-        if newcomer < lost * SMALL_PART:
+    if newcomer is not None:
+        lost = recompute_cost(victim.start, victim.end) * _recency(victim, pause)
+        if newcomer < lost * (1.0 if extends else SMALL_PART):
             return None
     return victim.slot
 
 
 def choose_for_blocks(
-    candidates: Collection[Candidate], blocks_needed: int, refcounts: Sequence[int]
+    candidates: Collection[Candidate], blocks_needed: int, refcounts: Sequence[int], *, pause: float = PAUSE_SECONDS
 ) -> list[int] | None:
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
 
@@ -78,7 +98,7 @@ def choose_for_blocks(
     while blocks_needed > 0 and left:
         # With only extended ones left, those go too: what extends them stays, but some blocks may be their own.
         leaves = [c for c in left.values() if not extended[c.slot]] or list(left.values())
-        victim = min(leaves, key=lambda c: (_loss(c, tail[c.slot], blocks_needed), c.last_used))
+        victim = min(leaves, key=lambda c: (_loss(c, tail[c.slot], blocks_needed, pause), c.last_used))
         del left[victim.slot]
         chosen.append(victim)
         for block in victim.blocks:
@@ -96,24 +116,19 @@ def choose_for_blocks(
     return [victim.slot for victim in chosen if not freed.isdisjoint(victim.blocks)]
 
 
-def _rank(candidate: Candidate) -> int:
-    if not candidate.interior:
-        return 1
-    return 2 if candidate.anchor else 0
-
-
-def _value(candidate: Candidate) -> float:
+def _value(candidate: Candidate, pause: float) -> float:
     weight = RETURNED_WEIGHT if candidate.returned else 1.0
-    return recompute_cost(candidate.start, candidate.end) * weight * _recency(candidate)
+    return recompute_cost(candidate.start, candidate.end) * weight * _recency(candidate, pause)
 
 
-def _recency(candidate: Candidate) -> float:
-    return 1.0 / (1.0 + candidate.idle_seconds / PAUSE_SECONDS) ** 2
+def _recency(candidate: Candidate, pause: float) -> float:
+    likelihood: float = (1.0 + candidate.idle_seconds / pause) ** -DECAY
+    return likelihood
 
 
-def _loss(candidate: Candidate, own: int, needed: int) -> float:
+def _loss(candidate: Candidate, own: int, needed: int, pause: float) -> float:
     """What is lost for each block that helps; without bound where none does."""
-    return _value(candidate) / min(own, needed) if own else float("inf")
+    return _value(candidate, pause) / min(own, needed) if own else float("inf")
 
 
 def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int] | None = None) -> int:

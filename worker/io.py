@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import zmq
 
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
-from protocol.messages import Cancel, Command, Generate, Heartbeat, Hello, Message, Reply
+from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class FromGateway:
     """A request or a cancellation, with the socket identity to answer to."""
 
     sender: bytes
-    message: Generate | Cancel
+    message: Generate | Cancel | Absorb
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +107,26 @@ class WorkerSockets(threading.Thread):
 
     def send(self, sender: bytes, message: Message) -> None:
         """Send to a gateway."""
-        self._outbox_out.send_multipart([_WORK, sender, *encode(message)])
+        self._hand_over(_WORK, sender, *encode(message))
 
     def answer(self, sender: bytes, reply: Reply) -> None:
         """Answer a control command."""
-        self._outbox_out.send_multipart([_CONTROL, sender, *encode(reply)])
+        self._hand_over(_CONTROL, sender, *encode(reply))
 
     def stop(self) -> None:
         """Send what is queued, close everything and remove the socket files. Called once, by the engine thread."""
-        self._outbox_out.send_multipart([_STOP, b""])
+        self._hand_over(_STOP, b"")
         self.join(timeout=5)
         self._outbox_out.close(linger=0)
         self._context.term()
         for path in self._paths:
             path.unlink(missing_ok=True)
+
+    def _hand_over(self, *frames: bytes) -> None:
+        # Without a high-water mark this is refused only when the thread has ended, which the engine hears of as an
+        # event: waiting for it would be for ever.
+        with suppress(zmq.Again):
+            self._outbox_out.send_multipart(frames, zmq.NOBLOCK)
 
     # The thread
 
@@ -192,7 +199,7 @@ class WorkerSockets(threading.Thread):
                 self._hear(sender).gateway_id = gateway_id
                 if before != gateway_id:
                     self._deliver(self._work, sender, encode(self._heartbeat()))
-            case Generate() | Cancel():
+            case Generate() | Cancel() | Absorb():
                 self._hear(sender)
                 self.inbox.put(FromGateway(sender, message))
             case _:

@@ -65,6 +65,16 @@ class WorkerMetrics:
         )
         self.cancellations = counter("cancellations", "Cancelled requests by cause", cause=CANCEL_CAUSES)
         self.failures = counter("failures", "Failed requests by cause", cause=get_args(FailureCode))
+        self.absorbed_tokens = Counter(
+            "prefixd_absorbed_tokens",
+            "Tokens computed in idle time so that an answer need not be computed in the next turn",
+            registry=self.registry,
+        )
+        self.verifications = counter(
+            "hit_verifications",
+            "Hits computed again from nothing, by result",
+            result=("verified", "mismatched", "skipped"),
+        )
         self.swaps = counter("swaps", "Choices moved to host memory and back", direction=("out", "in"))
         self.generated_tokens = Counter(
             "prefixd_generated_tokens", "Tokens sampled, stop tokens included", registry=self.registry

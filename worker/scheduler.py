@@ -6,9 +6,10 @@ or `Failed`, and gives back all it holds before that.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from protocol.messages import (
     Accepted,
@@ -23,6 +24,7 @@ from protocol.messages import (
     Progress,
 )
 from worker.admission import Admission, NeverFits
+from worker.background import Background
 from worker.block_pool import BlockPool
 from worker.commits import Commits
 from worker.journal import Journal
@@ -56,6 +58,8 @@ class Scheduler:
         max_running: int,
         max_waiting: int,
         caching: bool,
+        verify_hits: float = 0.0,
+        differ: Callable[[Any, Any], bool] = operator.ne,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epoch = epoch
@@ -68,7 +72,8 @@ class Scheduler:
         self._caching = caching
         self._clock = clock
         self._commits = Commits(store, metrics)
-        memory = SequenceMemory(pool, store)
+        self.background = Background(store, SequenceMemory(pool, store), metrics, verify_hits, differ)
+        memory = SequenceMemory(pool, store, self.background.give_way)
         swapping = Swapping(self.running, pool, memory, metrics)
         self._passes = Passes(self.running, memory, swapping, max_prefill_rows, max_running)
         self._admission = Admission(
@@ -96,6 +101,7 @@ class Scheduler:
             self._journal.log_refusal(request, code, text)
             self._emit(sender, Failed(self.epoch, message.request_id, code, text))
             return
+        self.background.overtaken(message.boundaries)
         self._requests[sender, message.request_id] = request
         self._admission.waiting.append(request)
         self._journal.add(request)
@@ -144,17 +150,18 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
+        """No request is open. There may be work in the background."""
         return not self._requests
 
     # Steps
 
     def next_step(self) -> Step | None:
-        """What to do now; None when every request has ended."""
+        """What to do now; None when every request has ended and nothing is left to do in the background."""
         while True:
             self._admit()
             if self.running.is_empty:
                 assert self.is_idle, "requests wait although nothing runs"
-                return None
+                return self.background.next_pass()
             step = self._passes.next()
             if step is not None:
                 return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from worker.block_pool import BlockPool
 from worker.sequences import Request
@@ -13,12 +13,18 @@ from worker.steps import Copies
 class SequenceMemory:
     """Gets blocks, and makes them a sequence's own before it writes. Nothing shared is ever written."""
 
-    def __init__(self, pool: BlockPool, store: SnapshotStore) -> None:
+    def __init__(
+        self, pool: BlockPool, store: SnapshotStore, give_way: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`give_way` frees what less urgent work holds, before any snapshot goes; false if it holds nothing."""
         self._pool = pool
         self._store = store
+        self._give_way = give_way
 
     def room(self, blocks: int, protect: Collection[int] = frozenset()) -> bool:
         """Whether so many blocks are free, or could be made free without the snapshots in `protect`."""
+        if self._pool.free_count < blocks:
+            self._give_way()
         return self._pool.free_count >= blocks or self._store.make_room(blocks, protect)
 
     def own(self, blocks: list[int], start: int, end: int) -> Copies | None:
@@ -33,6 +39,8 @@ class SequenceMemory:
             missing = max(span.stop - len(blocks), 0)
             if pool.free_count >= len(shared) + missing:
                 break
+            if self._give_way():
+                continue
             # Either way snapshots that share these very blocks may have gone, so the need is counted again.
             if self._store.make_room(len(shared) + missing):
                 continue

@@ -29,6 +29,7 @@ class Node:
 
     __slots__ = (
         "absent_reason",
+        "asked_at",
         "by_ids",
         "children",
         "digest",
@@ -64,6 +65,7 @@ class Node:
         self.hits = 0
         self.last_used = 0  # rises with every use of any node
         self.used_at = 0.0
+        self.asked_at = 0.0  # a request last started from here, or left a snapshot here
         self.queued = False  # stands in the queue of ghosts to forget
 
     @property
@@ -185,7 +187,7 @@ class SnapshotIndex:
     def attach(self, node: Node, slot: int, generation: int) -> None:
         """A snapshot of this boundary was published."""
         assert node.slot is None
-        node.slot, node.generation = slot, generation
+        node.slot, node.generation, node.asked_at = slot, generation, node.used_at
         self.ghost_bytes -= self.weight(node)
         for above in node.ancestors():
             above.snapshots_below += 1

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from protocol.control import Removed, SlotInfo, TreeNode
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool
-from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, recompute_cost
+from worker.eviction import PAUSE_SECONDS, Candidate, choose_for_blocks, choose_for_slot, recompute_cost
 from worker.invariants import check_invariants
 from worker.lookup import Lookup, explain
 from worker.placement import worth_keeping
@@ -26,6 +26,8 @@ from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 from worker.snapshot_view import slot_infos, snapshot_tree
 
 GHOST_BYTES = 64 << 20
+SHORTEST_PAUSE = 1.0  # seconds: what comes back sooner came together
+PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, into the typical one
 
 AbortCause = Literal["length", "duplicate", "collision", "no_slot", "not_worth", "cancelled", "failed"]
 StaleCause = Literal["tokens", "generation", "length", "fingerprint", "checksum", "verify"]
@@ -54,12 +56,14 @@ class Restored(NamedTuple):
 class Reservation:
     """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
-    `newcomer` is what its tokens cost to compute, once known; `written` is set from `begin_write` on.
+    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known; `written` is set from
+    `begin_write` on.
     """
 
     slot: int | None
     protect: frozenset[int]
     newcomer: float | None = None
+    extends: bool = False
     written: bool = False
 
 
@@ -89,6 +93,7 @@ class SnapshotStore:
         self.held = [0] * (pool.total_count + 1)  # snapshots that refer to a block
         self.held_count = 0  # blocks that any snapshot refers to
         self._clock = clock
+        self._pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
 
     # Finding
 
@@ -150,8 +155,10 @@ class SnapshotStore:
 
     # Restoring
 
-    def begin_restore(self, slot: int, generation: int) -> Restored | None:
+    def begin_restore(self, slot: int, generation: int, *, asked: bool = True) -> Restored | None:
         """Take references for a sequence and pin the slot until `end_restore`.
+
+        `asked` counts it as a hit; work of our own is none.
 
         None, and nothing taken, where the slot no longer holds what was looked up: start from cleared state.
         """
@@ -167,8 +174,13 @@ class SnapshotStore:
             return None
         self.slots.acquire(slot)
         self.pool.share(snapshot.blocks)
-        snapshot.node.hits += 1
-        self.index.touch(snapshot.node, self._clock())
+        if asked:
+            snapshot.node.hits += 1
+            now = self._clock()
+            gap = max(now - snapshot.node.asked_at, SHORTEST_PAUSE)
+            self._pause *= (gap / self._pause) ** PAUSE_STEP
+            snapshot.node.asked_at = now
+            self.index.touch(snapshot.node, now)
         return Restored(list(snapshot.blocks), snapshot.tokens)
 
     def end_restore(self, slot: int) -> None:
@@ -257,7 +269,7 @@ class SnapshotStore:
                 return None
             self._drop_stale(chain[-1], fault)
         start = max((node.end for node in chain if node.slot is not None), default=0)
-        reservation.newcomer = recompute_cost(start, boundary.end)
+        reservation.newcomer, reservation.extends = recompute_cost(start, boundary.end), start > 0
         kept = tuple(blocks)
         self.pool.share(kept)
         slot = self.begin_write(reservation)
@@ -302,7 +314,7 @@ class SnapshotStore:
             return True
         if short > self.held_count:
             return False
-        victims = choose_for_blocks(self._candidates(protect), short, self.pool.refcounts)
+        victims = choose_for_blocks(self._candidates(protect), short, self.pool.refcounts, pause=self._pause)
         if victims is None:
             return False
         self._remove(victims, "blocks")
@@ -321,6 +333,15 @@ class SnapshotStore:
         self._remove([snapshot.slot for snapshot in sharing], "blocks")
         self.index.trim()
         return True
+
+    def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:
+        """A hit at the last of `boundaries` was proved wrong: its snapshot goes, and all that was built on it."""
+        chain, _ = self.index.walk(tenant, token_ids.tobytes(), boundaries)
+        if len(chain) < len(boundaries):
+            return
+        for node in [node for node in chain[-1].subtree() if node.slot is not None]:
+            self._drop_stale(node, "verify")
+        self.index.trim()
 
     def drop_all(self, cause: EvictionCause) -> None:
         """Everything goes, pinned too; what is being restored from is no longer found and goes when released."""
@@ -460,7 +481,7 @@ class SnapshotStore:
                     interior=node.snapshots_below > 0,
                     anchor=node.kind == "head" or node.is_branch,
                     returned=snapshot.returned or node.hits > 0,
-                    idle_seconds=now - node.used_at,
+                    idle_seconds=now - (node.asked_at if node.snapshots_below else node.used_at),
                     last_used=node.last_used,
                     blocks=snapshot.blocks,
                     fixed=snapshot.slot in protect or self._stays(snapshot),
@@ -471,7 +492,9 @@ class SnapshotStore:
     def _empty_slot(self, reservation: Reservation) -> int | None:
         """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
         candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
-        victim = choose_for_slot(candidates, reservation.newcomer)
+        victim = choose_for_slot(
+            candidates, reservation.newcomer, extends=reservation.extends, pause=self._pause
+        )
         if victim is None:
             self.aborts["not_worth" if candidates else "no_slot"] += 1
             return None

@@ -114,7 +114,9 @@ class Runner:
         self.logits: Callable[[int], torch.Tensor] = one_hot
 
     def prefill(self, token_ids: Sequence[int], blocks: list[int], start: int) -> list[int]:
-        found = [request for request in self._rig.scheduler.running.prefilling if request.blocks is blocks]
+        scheduler = self._rig.scheduler
+        candidates = [*scheduler.running.prefilling, scheduler.background.running]
+        found = [request for request in candidates if request is not None and request.blocks is blocks]
         if len(found) != 1:
             self.cache.refuse("a pass prefills what does not run")
         request = found[0]
@@ -204,6 +206,7 @@ class Rig:
         max_model_len: int = 4096,
         prefill_rows: int = 8,
         block_tokens: int = BLOCK_TOKENS,
+        verify_hits: float = 0.0,
     ) -> None:
         self.clock = Clock()
         self.max_running = max_running
@@ -226,6 +229,8 @@ class Rig:
             max_running=max_running,
             max_waiting=max_waiting,
             caching=slots > 0,
+            verify_hits=verify_hits,
+            differ=lambda kept, computed: not torch.equal(kept, computed),
             clock=self.clock,
         )
         control = Control(
@@ -315,6 +320,12 @@ class Rig:
         self.turn_until(lambda: self.scheduler.is_idle)
         self.check_rest()
 
+    def rest(self) -> None:
+        """Turn until there is nothing left to do, in the background either."""
+        self.run()
+        self.turn_until(lambda: self.scheduler.background.is_empty)
+        self.check_rest()
+
     def serve(self, request: Prompt, **options: Any) -> str:
         request_id = self.generate(request, **options)
         self.run()
@@ -378,6 +389,8 @@ class Rig:
         tables = [request.blocks for request in running.prefilling]
         tables += [[r.tail_source] for r in running.prefilling if r.tail_source is not None]
         tables += [choice.blocks for choice in [*running.decoding, *running.swapped]]
+        if self.scheduler.background.running is not None:
+            tables.append(self.scheduler.background.running.blocks)
         self.store.check_invariants(tables)
         for snapshot in self.store.slots.snapshots():
             if not snapshot.leaving:
@@ -386,7 +399,8 @@ class Rig:
 
     def check_rest(self) -> None:
         """Nothing is open: nothing is held but by snapshots, and everybody has had a last word."""
-        self.store.check_invariants([])
+        background = self.scheduler.background.running
+        self.store.check_invariants([] if background is None else [background.blocks])
         assert self.scheduler.running.is_empty
         assert not self.scheduler.waiting
         assert self.scheduler.running_count == 0

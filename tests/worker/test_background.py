@@ -1,0 +1,176 @@
+"""Idle work: answers are absorbed, hits are verified, and both give way."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+from scheduler_rig import VOCAB, Rig, answer, one_hot, text
+from snapshot_rig import Prompt, prompt
+
+from protocol.messages import Absorb, Completed
+from worker.background import PASS_ROWS
+from worker.io import FromGateway
+
+
+def chat(*messages: int, size: int = 20) -> Prompt:
+    """A conversation whose messages are told by their numbers."""
+    return prompt(*(text(number, size) for number in messages), tail=text(999, 2), head=False)
+
+
+def absorb(rig: Rig, conversation: Prompt) -> None:
+    """What a gateway sends after an answer: everything up to the last boundary."""
+    end = conversation.boundaries[-1].end
+    message = Absorb("r", conversation.ids[:end], conversation.boundaries)
+    rig.sockets.inbox.put(FromGateway(b"gateway", message))
+
+
+def test_the_turn_after_an_absorbed_answer_computes_the_new_message_alone():
+    rig = Rig()
+    rig.serve(chat(1))
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    assert rig.count("prefixd_absorbed_tokens_total") == 20
+    request = rig.serve(chat(1, 2, 3))
+    assert rig.accepted(request).depth == 40
+    rig.assert_answered(request)
+
+
+def test_lookups_and_cache_tokens_count_requests_alone():
+    rig = Rig()
+    rig.serve(chat(1))
+    before = rig.stats()
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    after = rig.stats()
+    assert after.lookups == before.lookups
+    assert after.cache_tokens == before.cache_tokens
+    assert after.commits == before.commits + 1
+
+
+def test_absorbing_is_no_hit_of_the_conversation():
+    rig = Rig()
+    rig.serve(chat(1))
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    assert [s.node.hits for s in rig.store.slots.snapshots()] == [0, 0]
+
+
+def test_what_is_kept_already_is_not_absorbed_again():
+    rig = Rig()
+    rig.serve(chat(1, 2))
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    assert rig.count("prefixd_absorbed_tokens_total") == 0
+
+
+def test_a_request_waits_for_one_pass_of_idle_work_at_most():
+    rig = Rig(blocks=200)
+    absorb(rig, chat(1, size=4 * PASS_ROWS))
+    rig.turn()
+    assert rig.scheduler.background.running is not None
+    request = rig.generate(chat(5))
+    rig.turn()
+    assert rig.runner.prefilled[-1][0] == request
+    rig.rest()
+    rig.assert_answered(request)
+    assert 4 * PASS_ROWS in rig.kept()
+
+
+def test_a_request_for_the_same_messages_makes_absorbing_them_moot():
+    rig = Rig(blocks=200)
+    absorb(rig, chat(1, size=4 * PASS_ROWS))
+    rig.turn()
+    rig.serve(chat(1, 2, size=4 * PASS_ROWS))
+    assert rig.scheduler.background.is_empty
+    assert rig.count("prefixd_absorbed_tokens_total") <= PASS_ROWS
+
+
+def test_idle_work_gives_its_blocks_up_before_any_snapshot_goes():
+    rig = Rig(blocks=40)
+    rig.serve(chat(1, size=8))
+    absorb(rig, chat(2, size=100))
+    rig.turn()
+    request = rig.serve(chat(3, size=120))
+    rig.assert_answered(request)
+    assert 8 in rig.kept()
+    assert rig.store.evictions["blocks"] == 0
+
+
+def test_a_fault_while_absorbing_costs_nobody_anything():
+    rig = Rig()
+    rig.serve(chat(1))
+    rig.runner.faults = [("prefill", MemoryError("none left"))]
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    assert not rig.runner.faults
+    request = rig.serve(chat(1, 2, 3))
+    rig.assert_answered(request)
+
+
+def test_every_hit_is_verified_when_asked_for():
+    rig = Rig(verify_hits=1.0)
+    for turns in ((1,), (1, 2), (1, 2, 3)):
+        rig.serve(chat(*turns))
+    rig.rest()
+    background = rig.scheduler.background
+    assert (background.verified, background.mismatched, background.skipped) == (2, 0, 0)
+    reply = rig.ask("verify")
+    assert reply.data == {"verified": 2, "mismatched": 0, "skipped": 0, "pending": 0}
+
+
+def test_a_share_of_none_verifies_nothing():
+    rig = Rig()
+    rig.serve(chat(1))
+    rig.serve(chat(1, 2))
+    rig.rest()
+    assert rig.scheduler.background.verified == 0
+
+
+def test_a_mismatch_drops_the_entry_and_what_was_built_on_it(caplog: pytest.LogCaptureFixture):
+    rig = Rig(verify_hits=1.0)
+    rig.serve(chat(1))
+    rig.serve(chat(7))  # another conversation, which has nothing to do with it
+
+    def nearly(state: int) -> torch.Tensor:
+        return one_hot(state) * (1 + 2**-20)
+
+    rig.runner.logits = nearly  # the hit's logits differ in the last bits
+    hit = rig.serve(chat(1, 2))
+    rig.runner.logits = one_hot
+    rig.rest()
+    assert rig.scheduler.background.mismatched == 1
+    assert rig.kept() == [20]
+    assert rig.count("prefixd_hit_verifications_total", result="mismatched") == 1
+    assert rig.store.stale_drops["verify"] == 2
+    assert hit in caplog.text
+    again = rig.serve(chat(1, 2))
+    assert rig.accepted(again).outcome == "miss"
+    rig.assert_answered(again)
+
+
+def test_a_verification_without_free_blocks_is_skipped_and_evicts_nothing():
+    rig = Rig(blocks=24, verify_hits=1.0)
+    rig.serve(chat(1, size=40))
+    rig.serve(chat(1, 2, size=40))
+    kept = rig.kept()
+    rig.rest()
+    assert rig.scheduler.background.skipped == 1
+    assert rig.kept() == kept
+
+
+def test_the_answer_is_that_of_the_model_whatever_runs_in_the_background():
+    rig = Rig(verify_hits=1.0)
+    history = [1]
+    for number in range(2, 8):
+        request = rig.generate(chat(*history))
+        rig.turns(2)
+        absorb(rig, chat(*history, number))
+        rig.run()
+        rig.assert_answered(request)
+        assert isinstance(rig.end(request), Completed)
+        history.append(number)
+    rig.rest()
+    assert rig.scheduler.background.mismatched == 0
+    assert all(0 <= token < VOCAB for token in answer(array("i", [1, 2]), 4))

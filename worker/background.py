@@ -1,0 +1,217 @@
+"""Work for idle moments: answers are absorbed, and hits are computed again from nothing to be verified.
+
+One job at a time runs, as a prefill without an answer. It takes turns with nobody: it goes on only while no request
+is open, one pass at a time, and gives its blocks up as soon as a request needs room.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.messages import Absorb, Boundary, Generate, Sampling
+from worker.commits import Commits
+from worker.metrics import WorkerMetrics
+from worker.sequence_memory import SequenceMemory
+from worker.sequences import Request
+from worker.snapshots import SnapshotStore
+from worker.steps import Prefill
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+PASS_ROWS = 64  # a request that comes meanwhile waits for one such pass at most
+MOST_JOBS = 64  # of either kind; the oldest absorption is forgotten, further verifications are skipped
+_NOBODY = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verification:
+    """A hit to compute again: the logits of its first token, restored at the end of `boundaries`."""
+
+    message: Generate
+    boundaries: tuple[Boundary, ...]
+    logits: Tensor
+
+
+class Background:
+    """Queues the jobs and runs one. `differ` compares two rows of logits bit for bit."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        memory: SequenceMemory,
+        metrics: WorkerMetrics,
+        verify_hits: float,
+        differ: Callable[[Tensor, Tensor], bool],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.verified = self.mismatched = self.skipped = 0
+        self._store = store
+        self._memory = memory
+        self._metrics = metrics
+        self._commits = Commits(store, metrics)
+        self._verify_hits = verify_hits
+        self._differ = differ
+        self._chance = chance
+        self._absorptions: deque[Absorb] = deque(maxlen=MOST_JOBS)
+        self._verifications: deque[Verification] = deque()
+        self._running: Request | None = None
+        self._verifying: Verification | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._running or self._absorptions or self._verifications)
+
+    @property
+    def pending_verifications(self) -> int:
+        return len(self._verifications) + (self._verifying is not None)
+
+    @property
+    def running(self) -> Request | None:
+        """The job under way, as the prefill that it is."""
+        return self._running
+
+    # What to do
+
+    def absorb(self, message: Absorb) -> None:
+        """Compute this when there is time. A newer turn of the same conversation makes it moot."""
+        self._absorptions.append(message)
+
+    def overtaken(self, boundaries: Sequence[Boundary]) -> None:
+        """A request has come that computes these boundaries itself: absorbing them would be in vain."""
+        digests = {boundary.digest for boundary in boundaries}
+        kept = [job for job in self._absorptions if job.boundaries[-1].digest not in digests]
+        if len(kept) < len(self._absorptions):
+            self._absorptions = deque(kept, maxlen=MOST_JOBS)
+        running = self._running
+        if running is not None and self._verifying is None and running.message.boundaries[-1].digest in digests:
+            self._drop()
+
+    def hit(self, request: Request, logits: Tensor) -> None:
+        """A hit has its first logits: verify the share of them that was asked for."""
+        if not self._verify_hits or self._chance() >= self._verify_hits or request.slot is None:
+            return
+        if len(self._verifications) >= MOST_JOBS:
+            self._count_verification("skipped")
+            return
+        restored = tuple(b for b in request.message.boundaries if b.end <= request.depth)
+        self._verifications.append(Verification(request.message, restored, logits.clone()))
+
+    def give_way(self) -> bool:
+        """A request needs room: the running job's blocks go. False if it holds none."""
+        if self._running is None:
+            return False
+        if self._verifying is not None:
+            self._count_verification("skipped")
+        self._drop()
+        return True
+
+    # Doing it
+
+    def next_pass(self) -> Prefill | None:
+        """The next pass of the running job, or of the next one that can run."""
+        while True:
+            request = self._running or self._start()
+            if request is None:
+                return None
+            end = min(request.computed + PASS_ROWS, request.total)
+            copies = self._memory.own(request.blocks, request.computed, end)
+            if copies is not None:
+                return Prefill(request, request.computed, end, copies)
+            if self._running is not None and not self.give_way():
+                return None
+
+    def _start(self) -> Request | None:
+        """Absorptions first: their conversation goes on any moment."""
+        while self._absorptions:
+            request = self._absorption(self._absorptions.popleft())
+            if request is not None:
+                self._running = request
+                return request
+        while self._verifications:
+            job = self._verifications.popleft()
+            # A verification is worth no snapshot: it runs in blocks that are free, or not at all.
+            needed = self._store.pool.blocks_for(len(job.message.token_ids))
+            if needed > self._store.pool.free_count:
+                self._count_verification("skipped")
+                continue
+            self._verifying = job
+            self._running = Request(_NOBODY, job.message, time.monotonic(), caching=False, state="prefill")
+            return self._running
+        return None
+
+    def _absorption(self, job: Absorb) -> Request | None:
+        """A prefill from the deepest snapshot to the end of the answer; None if that is kept already."""
+        message = Generate(job.request_id, job.token_ids, job.boundaries, Sampling(1), tenant=job.tenant)
+        request = Request(_NOBODY, message, time.monotonic(), caching=True, state="prefill")
+        last = job.boundaries[-1]
+        # One id more, so that the end of the answer itself may be found.
+        found = self._store.lookup(job.tenant, job.token_ids + array("i", [0]), job.boundaries)
+        if found.depth == last.end:
+            return None
+        if found.slot is not None:
+            restored = self._store.begin_restore(found.slot, found.generation, asked=False)
+            if restored is not None:
+                self._store.end_restore(found.slot)
+                request.blocks, request.depth = restored.blocks, restored.tokens
+                request.slot, request.generation = found.slot, found.generation
+        request.computed = request.depth
+        request.wanted = [last]
+        return request
+
+    def is_mine(self, request: Request) -> bool:
+        return request is self._running
+
+    def done(self, step: Prefill, logits: Tensor | None) -> None:
+        """The pass has run; `logits` of the last row where it completes the job."""
+        request = step.request
+        request.computed = step.end
+        if self._verifying is None:
+            self._metrics.absorbed_tokens.inc(step.end - step.start)
+        if request.computed < request.total:
+            return
+        if self._verifying is None:
+            self._commits.materialised(request)
+            self._commits.prompt_complete(request)
+        else:
+            assert logits is not None
+            self._compare(self._verifying, logits)
+        self._drop()
+
+    def failed(self) -> None:
+        """The pass could not run: the job is given up."""
+        if self._verifying is not None:
+            self._count_verification("skipped")
+        self._drop()
+
+    def _compare(self, job: Verification, logits: Tensor) -> None:
+        if not self._differ(job.logits, logits):
+            self._count_verification("verified")
+            return
+        self._count_verification("mismatched")
+        log.error(
+            "request=%s: the hit at depth %d (digest %s) differs from a cold run; it and what was built on it go",
+            job.message.request_id,
+            job.boundaries[-1].end,
+            job.boundaries[-1].digest.hex(),
+        )
+        self._store.distrust(job.message.tenant, job.message.token_ids, job.boundaries)
+
+    def _count_verification(self, result: str) -> None:
+        setattr(self, result, getattr(self, result) + 1)
+        self._metrics.verifications.labels(result=result).inc()
+
+    def _drop(self) -> None:
+        if self._running is not None:
+            self._store.pool.release(self._running.blocks)
+            self._running.blocks = []
+        self._running = self._verifying = None
