@@ -18,6 +18,7 @@ FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long is restarted without a longer delay
 PROBE_SECONDS = 0.1
+HURRY_SECONDS = 5.0  # for a child to end after a second signal: longer than the gateway's last words take
 FAILED_SECONDS = 2.0  # for a child that has owned up to a failure to end by itself
 EXIT_REFUSED = 2  # a child that refuses its settings: trying again cannot help
 
@@ -66,7 +67,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._announced = False
         self._stop = asyncio.Event()
-        self._kill = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> None:
         """Return when stopped by SIGTERM or SIGINT. Raises `ChildFailed`. Either way no child is left."""
@@ -91,7 +92,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._kill.set()
+            self._hurry.set()
         self._stop.set()
 
     async def _keep(self, child: Child, before: Child | None) -> NoReturn:
@@ -165,13 +166,19 @@ class Supervisor:
             self._on_ready()
 
     async def _end(self, child: Child) -> None:
-        """Stop a child: kindly, and after its time or at a second signal without asking."""
+        """Stop a child: kindly, after a second signal within `HURRY_SECONDS`, and after its time without asking."""
         process = child.process
         if process is None or process.returncode is not None:
             return
+        hurried = self._hurry.is_set()
         process.terminate()
-        waits = [asyncio.create_task(process.wait()), asyncio.create_task(self._kill.wait())]
-        await asyncio.wait(waits, timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+        waits = [asyncio.create_task(process.wait()), asyncio.create_task(self._hurry.wait())]
+        if not hurried:
+            await asyncio.wait(waits, timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self._hurry.is_set() and process.returncode is None:
+                process.terminate()  # to the gateway: end what is open with an error, now
+        if self._hurry.is_set():
+            await asyncio.wait(waits[:1], timeout=HURRY_SECONDS)
         if process.returncode is None:
             self._report(f"the {child.name} did not stop in time: killing it")
             process.kill()

@@ -34,6 +34,10 @@ while True:
     time.sleep(60)
 """
 DEAF = LIVES.replace("signal.signal(signal.SIGTERM, stop)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+SLOW = LIVES.replace(
+    "signal.signal(signal.SIGTERM, stop)",
+    "signal.signal(signal.SIGTERM, lambda *_: (note('asked'), signal.signal(signal.SIGTERM, stop)))",
+)
 DIES = LIVES.replace(
     "while True:", "sys.stderr.write('loading\\nno such tensor: lm_head\\n')\nsys.exit(3)\nwhile True:"
 )
@@ -148,7 +152,8 @@ async def test_a_child_that_ignores_its_time_is_killed(stage):
     assert any("killing it" in line for line in stage.said)
 
 
-async def test_a_second_signal_kills_at_once(stage):
+async def test_a_second_signal_leaves_a_child_little_time(stage, monkeypatch):
+    monkeypatch.setattr(supervisor, "HURRY_SECONDS", 0.05)
     running = stage.supervise(stage.child("gateway", DEAF, stop_seconds=3600), stage.child("worker", DEAF, 3600))
     await asyncio.wait_for(stage.ready.wait(), 30)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -156,6 +161,18 @@ async def test_a_second_signal_kills_at_once(stage):
     assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 30)
+
+
+async def test_a_second_signal_reaches_a_child_that_takes_its_time(stage):
+    """The gateway ends what is open at its second SIGTERM; it is not killed for that."""
+    running = stage.supervise(stage.child("gateway", SLOW, stop_seconds=3600))
+    await asyncio.wait_for(stage.ready.wait(), 30)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stage.until(lambda: "asked gateway" in stage.journal())
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert stage.journal() == ["start gateway", "asked gateway", "stop gateway"]
+    assert not any("killing" in line for line in stage.said)
 
 
 async def test_a_signal_during_the_start_stops_it_too(stage):
