@@ -22,6 +22,9 @@ class GatewaySettings(ProcessSettings):
     canonical_tool_order: bool = Field(
         False, description="sort tools by name and the keys of their schemas, so that their order makes no miss"
     )
+    absorb: bool = Field(
+        True, description="have the worker compute finished answers in idle time, as the next turn will send them"
+    )
     max_body_bytes: Size = Field(MAX_BODY_BYTES, gt=0, description="largest request body")
     keepalive_seconds: float = Field(5.0, gt=0, description="silence after which a stream gets a comment line")
     grace_seconds: float = Field(30.0, ge=0, description="time that open requests get to end at shutdown")

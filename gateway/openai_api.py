@@ -41,7 +41,7 @@ async def _answer(
     model = gateway.client.model()
     read = partial(_read, gateway.maker, model, body, kind, gateway.model_names, gateway.settings)
     with gateway.metrics.tokenize.time():
-        params, prompts = await gateway.in_thread(read)
+        params, prompts, conversation = await gateway.in_thread(read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     make = ChatAnswer if kind == "chat" else CompletionAnswer
     answer = make(
@@ -51,21 +51,24 @@ async def _answer(
         usage_asked=params.include_usage,
     )
     requests = _requests(request_id, prompts, params, gateway.maker, model)
-    return await gateway.answer(request, requests, params.stop or (), answer, bool(params.stream))
+    absorbed = conversation if params.cache_prompt is not False else None
+    return await gateway.answer(request, requests, params.stop or (), answer, bool(params.stream), absorbed)
 
 
 def _read(
     maker: PromptMaker, model: ModelInfo, body: bytes, kind: str, names: Sequence[str], settings: GatewaySettings
-) -> tuple[CommonParams, list[Prompt]]:
-    """Everything between the body and the token ids."""
+) -> tuple[CommonParams, list[Prompt], Conversation | None]:
+    """Everything between the body and the token ids, and the conversation if there is one."""
     fields = parse_object(body)
     params = parse_params("chat" if kind == "chat" else "completion", fields)
     if settings.strict_model and params.model is not None and params.model not in names:
         raise unknown_model(params.model)
     if isinstance(params, ChatParams):
-        return params, [maker.chat(_conversation(fields, params, settings), model)]
+        conversation = _conversation(fields, params, settings)
+        return params, [maker.chat(conversation, model)], conversation
     assert isinstance(params, CompletionParams)
-    return params, [maker.completion(p, model) for p in _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)]
+    given = _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)
+    return params, [maker.completion(prompt, model) for prompt in given], None
 
 
 def unknown_model(name: str) -> RequestError:

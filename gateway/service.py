@@ -16,7 +16,9 @@ import orjson
 from aiohttp import web
 
 from gateway import sse
+from gateway.absorb import next_turn
 from gateway.config import GatewaySettings
+from gateway.conversation import Conversation
 from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
 from gateway.openai_answers import Answer, cache_line, cache_report
@@ -112,8 +114,12 @@ class Gateway:
         stops: Sequence[str],
         answer: Answer,
         stream: bool,
+        conversation: Conversation | None = None,
     ) -> web.StreamResponse:
-        """Have the worker serve the prompts and send its answer. Raises `ServeError` before any byte is sent."""
+        """Have the worker serve the prompts and send its answer. Raises `ServeError` before any byte is sent.
+
+        A `conversation` whose answer ends well is absorbed: what its next turn will send is computed in idle time.
+        """
         with Turn(self.client, requests, self.maker.token_bytes, stops) as turn:
             timing = _Timing(request[ARRIVED])
             response = (
@@ -123,7 +129,24 @@ class Gateway:
             )
             if turn.done:
                 self._account(request, turn, timing)
+                if conversation is not None:
+                    self._absorb(request[REQUEST_ID], conversation, turn)
             return response
+
+    def _absorb(self, request_id: str, conversation: Conversation, turn: Turn) -> None:
+        """Of several choices nobody knows which one goes on, and a cut-off answer is seldom echoed."""
+        text, reason = turn.answer(0)
+        if turn.choices != 1 or reason != "stop" or not self.settings.absorb or self.stopping:
+            return
+        model = self.client.model()
+
+        def work() -> None:
+            message = next_turn(self.maker, model, request_id, conversation, text)
+            if message is not None:
+                loop.call_soon_threadsafe(self.client.absorb, message)
+
+        loop = asyncio.get_running_loop()
+        self._threads.submit(work)
 
     async def _whole(self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing) -> web.Response:
         deltas: list[Delta] = []

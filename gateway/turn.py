@@ -50,7 +50,9 @@ class _Choice:
     read: int = 0
     sent: int = 0
     scored: list[ScoredToken] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     ended: bool = False
+    reason: str | None = None
 
 
 class Turn:
@@ -99,6 +101,10 @@ class Turn:
     def done(self) -> bool:
         """Every prompt has been completed."""
         return not self._running
+
+    def answer(self, choice: int) -> tuple[str, str | None]:
+        """What a choice has said so far, and why it ended if it has."""
+        return "".join(self._choices[choice].said), self._choices[choice].reason
 
     async def wait(self, seconds: float | None = None) -> list[Delta] | None:
         """Wait for events, take all that are there, and return what they add; None if none came in time.
@@ -164,6 +170,8 @@ class Turn:
     def _delta(self, number: int, choice: _Choice, text: str, reason: str | None) -> Delta:
         """Scored tokens go out with the text they begin; at the end those without text go too."""
         choice.sent += len(text)
+        choice.said.append(text)
+        choice.reason = reason
         ready = [token for token in choice.scored if token.start < choice.sent]
         if reason is not None and not choice.stops.found:
             ready = choice.scored

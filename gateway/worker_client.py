@@ -21,6 +21,7 @@ import zmq.asyncio
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError, ServeError, WorkerUnavailable
 from protocol.messages import (
+    Absorb,
     Accepted,
     Cancel,
     Completed,
@@ -128,6 +129,10 @@ class WorkerClient:
         """Tell the worker to stop a request or one of its choices. No effect once it has ended."""
         if request_id in self._open:
             self._send(Cancel(request_id, cause, choice))
+
+    def absorb(self, message: Absorb) -> None:
+        """Let the worker compute this when it is idle. Nothing is lost if it is away."""
+        self._send(message)
 
     def forget(self, request_id: str) -> None:
         """Drop the events of a request that are still to come."""

@@ -14,6 +14,7 @@ from tiny_model import END_ID, tiny_tokenizer
 
 from protocol.codec import decode, encode
 from protocol.messages import (
+    Absorb,
     Accepted,
     Cancel,
     Command,
@@ -46,6 +47,7 @@ class FakeWorker:
         self.model = MODEL
         self.requests: list[Generate] = []
         self.cancels: list[Cancel] = []
+        self.absorbed: list[Absorb] = []
         self.cancelled = asyncio.Event()
         self.script: Callable[[Call], Awaitable[None]] = say("Hello there!")
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,6 +83,8 @@ class FakeWorker:
                 case Generate() as request:
                     self.requests.append(request)
                     self._tasks.append(asyncio.create_task(self._run(Call(self, peer, request))))
+                case Absorb() as absorb:
+                    self.absorbed.append(absorb)
                 case Cancel() as cancel:
                     self.cancels.append(cancel)
                     self.cancelled.set()
