@@ -15,6 +15,7 @@ PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses h
 DECAY = 1.5  # likelihood falls with this power of the idle time
 RETURNED_WEIGHT = 4.0  # a conversation that came back, against one that never did
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
+JUST_ASKED = 1 / 8  # of a pause: a head or branch point that a request started from so lately goes after leaves
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
 
@@ -48,10 +49,9 @@ def choose_for_slot(
 ) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    Interior snapshots go first: their blocks stay with what extends them. Then what is worth least, but an anchor
-    only if no request started from it for longer than from the leaf that would go in its place. A newcomer (its cost to
-    compute again) that is small beside such a leaf or anchor is not kept, and one that `extends` another, which stays
-    after all, must be worth as much.
+    Interior snapshots go first: their blocks stay with what extends them. Then what is worth least, leaf or anchor;
+    an anchor just asked for goes after all leaves. A newcomer (its cost to compute again) that is small beside such a
+    leaf or anchor is not kept in its place. One that `extends` another must be worth as much: the other one stays.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
 
@@ -65,7 +65,7 @@ def choose_for_slot(
     anchor = least(c for c in going if c.interior)
     if victim is None or (
         anchor is not None
-        and anchor.idle_seconds > pause
+        and anchor.idle_seconds > pause * JUST_ASKED
         and _value(anchor, pause) < _value(victim, pause)
     ):
         victim = anchor
@@ -79,7 +79,11 @@ def choose_for_slot(
 
 
 def choose_for_blocks(
-    candidates: Collection[Candidate], blocks_needed: int, refcounts: Sequence[int], *, pause: float = PAUSE_SECONDS
+    candidates: Collection[Candidate],
+    blocks_needed: int,
+    refcounts: Sequence[int],
+    *,
+    pause: float = PAUSE_SECONDS,
 ) -> list[int] | None:
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
 

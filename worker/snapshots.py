@@ -492,9 +492,7 @@ class SnapshotStore:
     def _empty_slot(self, reservation: Reservation) -> int | None:
         """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
         candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
-        victim = choose_for_slot(
-            candidates, reservation.newcomer, extends=reservation.extends, pause=self._pause
-        )
+        victim = choose_for_slot(candidates, reservation.newcomer, extends=reservation.extends, pause=self._pause)
         if victim is None:
             self.aborts["not_worth" if candidates else "no_slot"] += 1
             return None

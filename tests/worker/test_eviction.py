@@ -39,6 +39,19 @@ def test_heads_and_branch_points_go_after_leaves():
     assert choose_for_slot([anchor]) == 1
 
 
+def test_a_branch_point_that_nobody_asks_for_goes_before_leaves_worth_more():
+    leaf, anchor = candidate(0, end=3000, idle_seconds=60), candidate(1, end=3000, interior=True, anchor=True)
+    assert choose_for_slot([leaf, anchor]) == 0
+    assert choose_for_slot([leaf, anchor._replace(idle_seconds=600)]) == 1
+    assert choose_for_slot([leaf, anchor._replace(idle_seconds=600, returned=True)]) == 0
+
+
+def test_idle_times_count_in_pauses_as_they_are_made_here():
+    old, new = candidate(0, end=4000, idle_seconds=100), candidate(1, end=2000, idle_seconds=1)
+    assert choose_for_slot([old, new], pause=600) == 1
+    assert choose_for_slot([old, new], pause=10) == 0
+
+
 def test_the_interior_snapshot_that_saves_least_goes_first():
     wide = candidate(0, start=0, end=4000, interior=True)
     narrow = candidate(1, start=4000, end=4100, interior=True)
@@ -69,6 +82,12 @@ def test_a_small_newcomer_does_not_push_out_a_long_session():
     session = candidate(0, end=30_000)
     assert choose_for_slot([session], recompute_cost(0, 300)) is None
     assert choose_for_slot([session], recompute_cost(0, 8_000)) == 0
+
+
+def test_a_newcomer_that_extends_another_must_be_worth_what_it_pushes_out():
+    session = candidate(0, end=30_000)
+    assert choose_for_slot([session], recompute_cost(60_000, 61_000), extends=True) is None
+    assert choose_for_slot([session], recompute_cost(30_000, 61_000), extends=True) == 0
 
 
 def test_a_newcomer_takes_the_place_of_an_equal_one_that_came_back():
