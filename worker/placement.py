@@ -16,6 +16,8 @@ def worth_keeping(
 ) -> list[Boundary]:
     """The boundaries in (depth, total_tokens] to keep, rising: head, newest, branch points, and periodic ones.
 
+    The newest is also the last cut inside the last message, if that is a long one.
+
     `chain` are the nodes of the request's first boundaries, known from earlier requests. Where the request leaves
     what is known, or passes a node that others leave another way, more will branch: that is a branch point. So is
     the last one below the end of a prompt that has come before, which cannot start from its end.
@@ -25,6 +27,9 @@ def worth_keeping(
         return []
     ends = {ahead[-1].end, *_periodic(ahead, total_tokens, depth)}
     ends.update(boundary.end for boundary in ahead if boundary.kind == "head")
+    if len(ahead) > 1 and ahead[-2].kind == "interior":
+        # A text that goes on has no boundary where this one ends: the last cut of the grid is what both have.
+        ends.add(ahead[-2].end)
     within = [node for node in chain if depth < node.end < total_tokens]
     branches = [node.end for node in within if node is within[-1] or node.is_branch]
     ends.update(branches[-MAX_BRANCHES:])

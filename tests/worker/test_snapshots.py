@@ -568,6 +568,19 @@ def test_long_stretches_keep_one_in_8192():
     assert wanted(engine, cut(30_000, 1200, 29_950)) == [1200, 29_950]
 
 
+def test_a_growing_text_starts_from_the_last_cut_of_its_grid():
+    """A plain completion: cuts every 512 tokens and one at the end, which a longer text does not share."""
+    engine = Engine(4)
+
+    def text(total: int) -> Prompt:
+        ends = [*range(512, total, 512), total]
+        request = prompt(*(range(a, b) for a, b in zip([0, *ends], ends, strict=False)), tail=(), head=False)
+        interior = (replace(boundary, kind="interior") for boundary in request.boundaries[:-1])
+        return replace(request, boundaries=(*interior, request.last))
+
+    assert depths(engine, text(1100), text(1300), text(1700)) == [0, 1024, 1024]
+
+
 def test_what_is_kept_is_not_kept_again():
     engine = Engine(4)
     engine.play(chat(1))
