@@ -267,4 +267,6 @@ def test_a_fault_of_the_thread_reaches_the_engine(tmp_path, connect):
     sockets = started(tmp_path, heartbeat)
     connect().send(Hello("g"))
     assert taken(sockets) == SocketsFailed(fault)
+    sockets.join()
+    sockets.send(b"somebody", Tokens("e", "r", 0, array("i", [1])))  # the engine's last words block nothing
     sockets.stop()

@@ -222,5 +222,5 @@ def test_a_fault_is_found(name, monkeypatch):
     owner, attribute, replacement = FAULTS[name]
     monkeypatch.setattr(owner, attribute, replacement)
     search = settings(COURSE, max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
-    with pytest.raises((AssertionError, BlockError, InvariantViolation)):
+    with pytest.raises((AssertionError, BlockError, InvariantViolation, KeyError)):
         run_state_machine_as_test(SchedulerMachine, settings=search)
