@@ -348,9 +348,10 @@ class Rig:
 
     def end(self, request_id: str) -> Completed | Failed:
         """The last message of a request, of which there is exactly one."""
-        (end,) = [event for event in self.events(request_id) if isinstance(event, Completed | Failed)]
-        assert self.events(request_id)[-1] is end
-        return end
+        ends = [event for event in self.events(request_id) if isinstance(event, Completed | Failed)]
+        assert len(ends) == 1, f"{request_id} has {len(ends)} last messages"
+        assert self.events(request_id)[-1] is ends[0]
+        return ends[0]
 
     def reasons(self, request_id: str) -> list[str]:
         """How the choices ended, in order of choices."""
