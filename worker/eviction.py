@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 DECAY = 1.5  # likelihood falls with this power of the idle time
-RETURNED_WEIGHT = 4.0  # a conversation that came back, against one that never did
+RETURNED_WEIGHT = 3.0  # a conversation that came back, against one that never did
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
 JUST_ASKED = 1 / 8  # of a pause: a head or branch point that a request started from so lately goes after leaves
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token

@@ -80,7 +80,10 @@ class SnapshotStore:
         block_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         ghost_bytes: int = GHOST_BYTES,
+        *,
+        divisible: bool = False,
     ) -> None:
+        """`divisible`: the state at a boundary is a part of the state at a later one, as where all layers attend."""
         self.slots = SlotTable(slots)
         self.pool = pool
         self.block_bytes = block_bytes
@@ -93,6 +96,7 @@ class SnapshotStore:
         self.held = [0] * (pool.total_count + 1)  # snapshots that refer to a block
         self.held_count = 0  # blocks that any snapshot refers to
         self._clock = clock
+        self._divisible = divisible
         self._pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
 
     # Finding
@@ -102,7 +106,8 @@ class SnapshotStore:
     ) -> Lookup:
         """The deepest snapshot on the request's verified chain, and why it is not deeper.
 
-        Marks the chain as used and drops entries that prove stale, unless it only peeks.
+        Marks the chain as used and drops entries that prove stale, unless it only peeks. Where states are divisible,
+        a boundary that a deeper snapshot passes gets one of its own first.
         """
         if not len(self.slots):
             return Lookup(None, 0, 0, "miss", "disabled", 0, None, None)
@@ -115,7 +120,9 @@ class SnapshotStore:
                 self._drop_clash(clash)
         found = None
         for node in reversed(chain):
-            if node.slot is None or node.end >= len(token_ids):
+            if node.end >= len(token_ids):
+                continue
+            if node.slot is None and (peek or not self._divide(node)):
                 continue
             fault = self._fault(node)
             if fault is None:
@@ -276,18 +283,9 @@ class SnapshotStore:
         if slot is None:
             self.pool.release(kept)
             return None
-        now = self._clock()
-        node = self.index.extend(tenant, data, path, chain, now)
+        node = self.index.extend(tenant, data, path, chain, self._clock())
         assert node is not None
-        for block in kept:
-            if not self.held[block]:
-                self.held_count += 1
-            self.held[block] += 1
-        returned = any(above.hits and above.kind != "head" for above in node.ancestors())
-        self.slots.publish(Snapshot(slot, node, kept, stored_tokens, returned, now))
-        self.index.attach(node, slot, self.slots[slot].generation)
-        self.reservations.remove(reservation)
-        self.commits += 1
+        self._publish(reservation, node, slot, kept)
         self.index.trim()
         return slot
 
@@ -440,6 +438,41 @@ class SnapshotStore:
         if snapshot.tokens != node.end or len(snapshot.blocks) != self.pool.blocks_for(node.end):
             return "length"
         return None
+
+    def _publish(self, reservation: Reservation, node: Node, slot: int, blocks: tuple[int, ...]) -> None:
+        """Hand references that were taken over to a new snapshot in a slot that was begun."""
+        for block in blocks:
+            if not self.held[block]:
+                self.held_count += 1
+            self.held[block] += 1
+        returned = any(above.hits and above.kind != "head" for above in node.ancestors())
+        self.slots.publish(Snapshot(slot, node, blocks, node.end, returned, self._clock()))
+        self.index.attach(node, slot, self.slots[slot].generation)
+        self.reservations.remove(reservation)
+        self.commits += 1
+
+    def _divide(self, node: Node) -> bool:
+        """Keep a known boundary by sharing the first blocks of a deeper snapshot, if there is one, and a slot."""
+        if not self._divisible or not node.snapshots_below:
+            return False
+        deeper = next(below for below in node.subtree() if below.slot is not None)
+        if self._fault(deeper) is not None:
+            return False
+        assert deeper.slot is not None
+        reservation = self.reserve({deeper.slot})
+        if reservation is None:
+            return False
+        above = node.snapshot_above()
+        start = above.end if above else 0
+        reservation.newcomer, reservation.extends = recompute_cost(start, node.end), start > 0
+        kept = self._known(deeper.slot).blocks[: self.pool.blocks_for(node.end)]
+        self.pool.share(kept)
+        slot = self.begin_write(reservation)
+        if slot is None:
+            self.pool.release(kept)
+            return False
+        self._publish(reservation, node, slot, kept)
+        return True
 
     def _drop_stale(self, node: Node, cause: StaleCause) -> None:
         """The entry is never found again. Its slot is freed unless it belongs to another entry by now."""

@@ -17,7 +17,8 @@ def infinite(turns: Sequence[Turn]) -> int:
 def block_lru(turns: Sequence[Turn], capacity_tokens: int | None) -> int:
     """Tokens reused by blocks of fixed size; of one prompt the last ones go first.
 
-    A trace that tells blocks of more than 16 tokens is played with those: no difference but at the ends of prompts.
+    A prompt that does not fit at all is not played. A trace that tells blocks of more than 16 tokens is played with
+    those: no difference but at the ends of prompts.
     """
     if not turns:
         return 0
@@ -31,11 +32,11 @@ def block_lru(turns: Sequence[Turn], capacity_tokens: int | None) -> int:
     for number, turn in enumerate(turns):
         blocks = places[start : start + len(turn.keys)]
         start += len(turn.keys)
+        if capacity is not None and len(blocks) > capacity:
+            continue
         missing = np.flatnonzero(~held[blocks])
         found = int(missing[0]) if len(missing) else len(blocks)
         reused += min(found * size, turn.tokens - 1)
-        if capacity is not None:
-            blocks = blocks[:capacity]
         held_count += int(np.count_nonzero(~held[blocks]))
         held[blocks] = True
         used[blocks] = number
@@ -57,11 +58,14 @@ def block_lru(turns: Sequence[Turn], capacity_tokens: int | None) -> int:
 def snapshot_lru(turns: Sequence[Turn], capacity: int, *, count_tokens: bool) -> int:
     """Tokens reused by one full copy of the state at each prompt's end.
 
-    `capacity` counts snapshots, or with `count_tokens` the tokens that all of them hold.
+    `capacity` counts snapshots, or with `count_tokens` the tokens that all of them hold; a prompt that does not fit
+    is not played then.
     """
     kept: OrderedDict[bytes, int] = OrderedDict()
     held = reused = 0
     for turn in turns:
+        if count_tokens and turn.tokens > capacity:
+            continue
         for boundary in reversed(turn.boundaries):
             if boundary.end < turn.tokens and boundary.digest in kept:
                 reused += boundary.end

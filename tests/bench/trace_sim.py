@@ -4,8 +4,8 @@ The store, its index, placement and eviction are the worker's own, and so is wha
 room and commits; only the model is missing. One request runs at a time and its answer takes no memory. Each file is
 played in order of arrival; `load` in workloads.py says how the formats become turns, and where boundaries are.
 
-    trace_sim.py --slots 32 --users 8 FILE...       as many snapshots, memory for all of them
-    trace_sim.py --bytes 40GiB --users 8 FILE...    KV memory of the 8B dense shape, and the default number of slots
+    trace_sim.py --slots 32 --users 8 FILE...       as many snapshots, memory for all of them, none divisible: a hybrid
+    trace_sim.py --bytes 40GiB --users 8 FILE...    KV memory of the 8B dense shape, default slots, divisible snapshots
     trace_sim.py --slots 80% --users 8 FILE...      for each file where an LRU of snapshots saves 80% of what can be
 
 SHARE columns are parts of the input tokens, REACHED is OURS in parts of INFINITE:
@@ -64,11 +64,12 @@ class Row:
 class Player:
     """The worker without a model: one request after another, its whole prompt in one pass."""
 
-    def __init__(self, slots: int, blocks: int) -> None:
+    def __init__(self, slots: int, blocks: int, *, divisible: bool = False) -> None:
         self.now = 0.0
         self.peak_blocks = 0
         self._pool = BlockPool(blocks + 1, BLOCK_TOKENS)
-        self.store = SnapshotStore(slots, self._pool, BLOCK_TOKENS * BYTES_PER_TOKEN, clock=lambda: self.now)
+        size = BLOCK_TOKENS * BYTES_PER_TOKEN
+        self.store = SnapshotStore(slots, self._pool, size, clock=lambda: self.now, divisible=divisible)
         self._running = Running()
         self._memory = SequenceMemory(self._pool, self.store)
         metrics = WorkerMetrics()
@@ -114,7 +115,7 @@ def simulate(name: str, turns: Sequence[Turn], slots: int | None, memory_bytes: 
         blocks = -(-min(once, (slots + 1) * longest) // BLOCK_TOKENS) + 2 * len(turns)
         player = Player(slots, blocks)
     else:
-        player = Player(_default_slots(), memory_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
+        player = Player(_default_slots(), memory_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN), divisible=True)
     ours = sum(player.play(turn) for turn in turns)
     peak = player.peak_blocks * BLOCK_TOKENS
     if memory_bytes is None:

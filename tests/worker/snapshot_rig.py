@@ -125,6 +125,8 @@ class Engine:
         store = self.store
         run = Run(request, store.lookup(request.tenant, request.ids, request.boundaries))
         if run.lookup.slot is not None:
+            # Where states are divisible, the lookup itself may have made it.
+            self.keys.setdefault((run.lookup.slot, run.lookup.generation), request.ids[: run.lookup.depth])
             kept = self.kept()
             restored = store.begin_restore(run.lookup.slot, run.lookup.generation)
             assert restored is not None

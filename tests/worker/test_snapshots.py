@@ -940,3 +940,38 @@ def test_the_checker_names_the_invariant_that_does_not_hold(fault, number):
     with pytest.raises(InvariantViolation, match=f"invariant {number}: ") as caught:
         engine.store.check_invariants([])
     assert caught.value.number == number
+
+
+# Divisible states
+
+
+def test_a_boundary_that_a_deeper_snapshot_passes_is_found_where_states_are_divisible():
+    engine = Engine(4, divisible=True)
+    other = prompt(HEAD, words(10, 20), words(50, 20))
+    assert depths(engine, chat(3), other) == [0, 50]
+    assert found(engine.play(chat(4))) == (90, "hit", "none")
+    assert depths(Engine(4), chat(3), other) == [0, 30], "a recurrent state is not divisible"
+
+
+def test_a_part_of_a_snapshot_survives_the_snapshot():
+    engine = Engine(4, divisible=True)
+    engine.play(chat(3))
+    engine.play(prompt(HEAD, words(10, 20), words(50, 20)))
+    engine.store.evict(engine.slots_at(90))
+    engine.check()
+    assert depths(engine, prompt(HEAD, words(10, 20), words(60, 20))) == [50]
+
+
+def test_looking_only_divides_nothing():
+    engine = Engine(4, divisible=True)
+    engine.play(chat(3))
+    kept, other = engine.kept(), prompt(HEAD, words(10, 20), words(50, 20))
+    assert engine.store.lookup("", other.ids, other.boundaries, peek=True).depth == 30
+    assert engine.kept() == kept
+
+
+def test_dividing_needs_a_slot_and_never_takes_that_of_the_snapshot_it_divides():
+    engine = Engine(1, divisible=True)
+    engine.play(prompt(words(1, 50), words(2, 20), head=False))
+    assert depths(engine, prompt(words(1, 50), words(3, 20), head=False)) == [0]
+    engine.check()
