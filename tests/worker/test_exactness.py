@@ -32,22 +32,6 @@ KV_BYTES = 2 * 2 * 2 * 16 * 4  # a token: keys and values of 2 layers, 2 heads o
 # A block has 32 tokens, attention rounds key lengths up to 512.
 EDGES = [edge + off for edge in (160, 192, 256, 288, 512, 544) for off in (-1, 0, 1)]
 LENGTHS = [*range(1, 131), *EDGES]
-DEEP = {
-    1,
-    2,
-    27,
-    31,
-    32,
-    33,
-    63,
-    64,
-    65,
-    100,
-    127,
-    128,
-    129,
-    *EDGES,
-}  # compared to the 16th step, others at the first
 
 Answer = tuple[TokenLogprob, ...]
 
@@ -116,10 +100,6 @@ def question(length: int, tail: int = 5) -> Prompt:
     return prompt(ids(length, length), tail=ids(10_000 + length, tail), head=False)
 
 
-def steps(length: int) -> int:
-    return STEPS if length in DEEP else 1
-
-
 def primer(length: int) -> Prompt:
     """Another prompt with the same boundary: serving it keeps a snapshot there."""
     return prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False)
@@ -135,7 +115,7 @@ def worker(request, tmp_path_factory) -> Worker:
 @pytest.fixture(scope="module")
 def cold(worker) -> dict[int, Answer]:
     """The answers with the cache off, each computed alone."""
-    return {length: worker.serve(question(length), cache=False, max_tokens=steps(length)) for length in LENGTHS}
+    return {length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS}
 
 
 def assert_hits_equal(worker: Worker, cold: dict[int, Answer], asked: dict[int, str]) -> None:
@@ -152,17 +132,17 @@ def prime(worker: Worker) -> None:
 
 def test_hits_alone_and_among_others(worker, cold):
     assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
-    assert [len(answer) for answer in cold.values()] == [steps(length) for length in LENGTHS]
+    assert [len(answer) for answer in cold.values()] == [STEPS] * len(LENGTHS)
     prime(worker)
     alone = {}
     for length in LENGTHS:
-        alone[length] = worker.ask(question(length), max_tokens=steps(length))
+        alone[length] = worker.ask(question(length), max_tokens=STEPS)
         worker.run()
     assert_hits_equal(worker, cold, alone)
     # All at once, with long cold prompts between them, so that every pass is of another make-up.
     together = {}
     for index, length in enumerate(LENGTHS):
-        together[length] = worker.ask(question(length), max_tokens=steps(length))
+        together[length] = worker.ask(question(length), max_tokens=STEPS)
         if index % 8 == 0:
             worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
     worker.run()
@@ -172,7 +152,7 @@ def test_hits_alone_and_among_others(worker, cold):
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
     worker.engine._store.flush()
     prime(worker)
-    asked = {length: worker.ask(question(length), max_tokens=steps(length)) for length in LENGTHS}
+    asked = {length: worker.ask(question(length), max_tokens=STEPS) for length in LENGTHS}
     worker.run()
     assert_hits_equal(worker, cold, asked)
 
