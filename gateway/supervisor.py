@@ -54,9 +54,9 @@ class Child:
 
 
 class Supervisor:
-    """Runs `children`, each from when the one before it is first ready, until a signal says stop.
+    """Runs `children` together until a signal says stop.
 
-    They are stopped in the same order. `on_ready` is called once, when all are ready for the first time.
+    They are stopped in their order. `on_ready` is called once, when all are ready for the first time.
     """
 
     def __init__(
@@ -74,9 +74,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        before = [None, *self._children[:-1]]
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.wait())]
-        tasks += [asyncio.create_task(self._keep(*pair)) for pair in zip(self._children, before, strict=True)]
+        tasks += [asyncio.create_task(self._keep(child)) for child in self._children]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -95,10 +94,8 @@ class Supervisor:
             self._hurry.set()
         self._stop.set()
 
-    async def _keep(self, child: Child, before: Child | None) -> NoReturn:
+    async def _keep(self, child: Child) -> NoReturn:
         """Start a child again whenever it dies. Raises `ChildFailed` once it is hopeless."""
-        if before is not None:
-            await before.ready.wait()
         failed_starts, delay = 0, FIRST_DELAY_SECONDS
         while True:
             started = time.monotonic()

@@ -213,7 +213,9 @@ async def calibrate(session: aiohttp.ClientSession, base_url: str, model: str, s
 
 
 async def measure(base_url: str, model: str | None, salt: str, start_seconds: float | None) -> Figures:
-    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+    # Some servers close a connection that they said they would keep: a new one a request costs nothing here.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(timeout=TIMEOUT, connector=connector) as session:
         model = model or await first_model(session, base_url)
         texts = Texts(salt, await calibrate(session, base_url, model, salt))
         return await Bench(session, base_url, model, texts).run(start_seconds)
@@ -241,6 +243,7 @@ async def measure_all(options: argparse.Namespace) -> dict[str, Figures]:
                 figures[name] = await measure(base_url, None, salt, seconds)
         else:
             figures[name] = await measure(base_url, None, salt, None)
+        say(render(figures))  # what has been measured so far, should the next one fail
     return figures
 
 
