@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PASS_ROWS = 64  # a request that comes meanwhile waits for one such pass at most
+PASS_ROWS = 32  # a request that comes meanwhile waits for one such pass at most
 MOST_JOBS = 64  # of either kind; the oldest absorption is forgotten, further verifications are skipped
 _NOBODY = b""
 
@@ -150,13 +150,16 @@ class Background:
         return None
 
     def _absorption(self, job: Absorb) -> Request | None:
-        """A prefill from the deepest snapshot to the end of the answer; None if that is kept already."""
+        """A prefill from the deepest snapshot to the end of the answer; None where it is known already.
+
+        Then a request has computed it: the conversation has gone on, and only deeper boundaries will be asked for.
+        """
         message = Generate(job.request_id, job.token_ids, job.boundaries, Sampling(1), tenant=job.tenant)
         request = Request(_NOBODY, message, time.monotonic(), caching=True, state="prefill")
         last = job.boundaries[-1]
         # One id more, so that the end of the answer itself may be found.
         found = self._store.lookup(job.tenant, job.token_ids + array("i", [0]), job.boundaries)
-        if found.depth == last.end:
+        if found.deepest_known >= last.end:
             return None
         if found.slot is not None:
             restored = self._store.begin_restore(found.slot, found.generation, asked=False)

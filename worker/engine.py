@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.03  # before each pass of idle work: an agent's next turn often comes within it
 _STOPPING = "the worker is stopping"
 
 
@@ -100,7 +101,7 @@ class Engine:
         """Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done."""
         try:
             while not self._stopping:
-                self.turn(wait=self._scheduler.is_idle and self._scheduler.background.is_empty)
+                self.turn(wait=self._scheduler.is_idle)
             self._scheduler.fail_all("stopping", _STOPPING)
             self._take_events(wait=False)
         except Exception as error:
@@ -119,10 +120,11 @@ class Engine:
     def _take_events(self, wait: bool) -> None:
         """Take all that is there. Where nothing comes for a while, the accounts are checked, once."""
         inbox = self._sockets.inbox
+        resting = self._scheduler.background.is_empty
         try:
-            event = inbox.get(timeout=_IDLE_SECONDS) if wait else inbox.get_nowait()
+            event = inbox.get(timeout=_IDLE_SECONDS if resting else _PAUSE_SECONDS) if wait else inbox.get_nowait()
         except queue.Empty:
-            if wait and not self._checked:
+            if wait and resting and not self._checked:
                 self._checked = True
                 self._store.check_invariants(sequences=())
             return

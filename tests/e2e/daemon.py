@@ -42,7 +42,9 @@ class Daemon:
         # Not below pytest's folder: the path of a Unix socket is short.
         self.folder = Path(tempfile.mkdtemp(prefix="pfx"))
         self.run_dir = run_dir or self.folder / "run"
-        command = [BIN / "prefixd", "serve", "--port", "0", "--model", model, "--run-dir", self.run_dir, *flags]
+        serve = [BIN / "prefixd", "serve", "--port", "0", "--model", model, "--run-dir", self.run_dir]
+        # Idle work comes when it may: a test that does not ask for it knows to the token what is kept.
+        command = [*serve, "--no-absorb", *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
         self._log = self.folder / "log"
         with self._log.open("wb") as log:

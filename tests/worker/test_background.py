@@ -65,6 +65,18 @@ def test_what_is_kept_already_is_not_absorbed_again():
     assert rig.count("prefixd_absorbed_tokens_total") == 0
 
 
+def test_an_answer_that_a_later_turn_has_computed_is_not_absorbed():
+    """The message may come after the next turn, which is then on its way already."""
+    rig = Rig()
+    rig.serve(chat(1))
+    request = rig.generate(chat(1, 2, 3))
+    rig.turn()
+    absorb(rig, chat(1, 2))
+    rig.rest()
+    rig.assert_answered(request)
+    assert rig.count("prefixd_absorbed_tokens_total") == 0
+
+
 def test_a_request_waits_for_one_pass_of_idle_work_at_most():
     rig = Rig(blocks=200)
     absorb(rig, chat(1, size=4 * PASS_ROWS))
