@@ -112,13 +112,15 @@ class Engine:
     def turn(self, wait: bool) -> None:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
         self._turned = time.monotonic()
-        self._take_events(wait)
+        came = self._take_events(wait)
+        if came and wait and self._scheduler.is_idle and not self._scheduler.background.is_empty:
+            self._take_events(wait)  # what came may be work for idle moments: the pause is still to be made, once
         step = self._scheduler.next_step()
         if step is not None:
             self._carry_out(step)
 
-    def _take_events(self, wait: bool) -> None:
-        """Take all that is there. Where nothing comes for a while, the accounts are checked, once."""
+    def _take_events(self, wait: bool) -> bool:
+        """Take all that is there; false if nothing is. After a while of nothing the accounts are checked, once."""
         inbox = self._sockets.inbox
         resting = self._scheduler.background.is_empty
         try:
@@ -127,11 +129,12 @@ class Engine:
             if wait and resting and not self._checked:
                 self._checked = True
                 self._store.check_invariants(sequences=())
-            return
+            return False
         self._checked = False
         self._take(event)
         while not inbox.empty():  # this thread alone takes from it
             self._take(inbox.get_nowait())
+        return True
 
     def _take(self, event: Inbound) -> None:
         match event:
