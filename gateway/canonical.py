@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,9 +36,9 @@ def parse_messages(value: object, *, drop_billing_header: bool = True) -> tuple[
     `drop_billing_header` leaves out the telemetry line with which one client's system text begins.
     """
     if not isinstance(value, list):
-        raise _wrong("messages", "must be a list")
+        raise wrong("messages", "must be a list")
     if not value:
-        raise _wrong("messages", "must not be empty")
+        raise wrong("messages", "must not be empty")
     last = len(value) - 1
     messages = tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
     if not drop_billing_header or messages[0].role != "system":
@@ -62,10 +62,13 @@ def parse_tools(value: object, *, in_order: bool = False) -> tuple[dict[str, Any
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _wrong("tools", "must be a list")
+        raise wrong("tools", "must be a list")
     tools = tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
-    if not in_order:
-        return tools
+    return sorted_tools(tools) if in_order else tools
+
+
+def sorted_tools(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Function tools by name, with sorted keys."""
     return tuple(sorted((_sorted_keys(tool) for tool in tools), key=lambda tool: str(tool["function"]["name"])))
 
 
@@ -77,11 +80,11 @@ def _sorted_keys(value: Any) -> Any:
 
 def _message(value: object, where: str, last: bool) -> Message:
     if not isinstance(value, dict):
-        raise _wrong(where, "must be an object")
+        raise wrong(where, "must be an object")
     role = _ROLES.get(value["role"]) if isinstance(value.get("role"), str) else None
     if role is None:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    content = _content(value.get("content"), f"{where}.content")
+        raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    content = parse_content(value.get("content"), f"{where}.content")
     if role == "tool":
         call_id, name = value.get("tool_call_id"), value.get("name")
         return Message(role, content, tool_call_id=_text_or_none(call_id), name=_text_or_none(name))
@@ -95,13 +98,14 @@ def _message(value: object, where: str, last: bool) -> Message:
     return Message(role, content, calls, reasoning=reasoning or None)
 
 
-def _content(value: object, where: str) -> str:
+def parse_content(value: object, where: str) -> str:
+    """Text, null or text parts as one text. `where` names the field in errors. Raises `RequestError`."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(where, "must be a string, null or a list of parts")
+        raise wrong(where, "must be a string, null or a list of parts")
     return "\n".join(_part(part, f"{where}.{at}") for at, part in enumerate(value))
 
 
@@ -109,13 +113,13 @@ def _part(value: object, where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
-        raise _wrong(where, "must be an object")
+        raise wrong(where, "must be an object")
     kind = value.get("type", "text")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise _wrong(where, f"has type {kind!r}: this model takes text only")
+        raise wrong(where, f"has type {kind!r}: this model takes text only")
     text = value.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise _wrong(f"{where}.{_TEXT_PARTS[kind]}", "must be a string")
+        raise wrong(f"{where}.{_TEXT_PARTS[kind]}", "must be a string")
     return text
 
 
@@ -125,26 +129,26 @@ def _calls(message: dict[str, Any], where: str) -> Iterator[ToolCall]:
         legacy = message.get("function_call")
         value = [{"function": legacy}] if legacy is not None else []
     if not isinstance(value, list):
-        raise _wrong(f"{where}.tool_calls", "must be a list")
+        raise wrong(f"{where}.tool_calls", "must be a list")
     for at, call in enumerate(value):
         here = f"{where}.tool_calls.{at}"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise _wrong(f"{here}.function", "must be an object")
+            raise wrong(f"{here}.function", "must be an object")
         if not isinstance(function.get("name"), str):
-            raise _wrong(f"{here}.function.name", "must be a string")
-        arguments = _arguments(function.get("arguments"), f"{here}.function.arguments")
+            raise wrong(f"{here}.function.name", "must be a string")
+        arguments = parse_arguments(function.get("arguments"), f"{here}.function.arguments")
         yield ToolCall(_text_or_none(call.get("id")) or "", function["name"], arguments)
 
 
-def _arguments(value: object, where: str) -> Any:
+def parse_arguments(value: object, where: str) -> Any:
     """The parsed object; the text itself where a model once wrote something that is no JSON."""
     if value is None or value == "":
         return {}
     if isinstance(value, dict):
         return value
     if not isinstance(value, str):
-        raise _wrong(where, "must be a string of JSON")
+        raise wrong(where, "must be a string of JSON")
     try:
         return json.loads(value)  # not orjson: it turns large whole numbers into floats
     except (ValueError, RecursionError):
@@ -153,27 +157,31 @@ def _arguments(value: object, where: str) -> Any:
 
 def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(value, dict):
-        raise _wrong(where, "must be an object")
-    if value.get("type", "function") != "function":
-        return
-    function = value.get("function")
+        raise wrong(where, "must be an object")
+    if value.get("type", "function") == "function":
+        yield function_tool(value.get("function"), f"{where}.function")
+
+
+def function_tool(function: object, where: str) -> dict[str, Any]:
+    """A function with the fields a template can use. Raises `RequestError`."""
     if not isinstance(function, dict):
-        raise _wrong(f"{where}.function", "must be an object")
+        raise wrong(where, "must be an object")
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise _wrong(f"{where}.function.name", "must be a string")
+        raise wrong(f"{where}.name", "must be a string")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise _wrong(f"{where}.function.parameters", "must be an object")
+        raise wrong(f"{where}.parameters", "must be an object")
     fields = {name: function[name] for name in _FUNCTION_FIELDS if function.get(name) is not None}
     # Templates read both without looking whether they are there.
     fields.setdefault("description", "")
     fields.setdefault("parameters", {"type": "object", "properties": {}})
-    yield {"type": "function", "function": fields}
+    return {"type": "function", "function": fields}
 
 
 def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _wrong(field: str, problem: str) -> RequestError:
+def wrong(field: str, problem: str) -> RequestError:
+    """An error that names the field."""
     return RequestError(f"{field} {problem}", param=field)
