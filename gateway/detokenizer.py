@@ -31,6 +31,10 @@ class TokenBytes:
         """What the token adds to an answer."""
         return b"" if token_id in self._special else self.spelled(token_id)
 
+    def special_in(self, text: str) -> frozenset[int]:
+        """Special tokens whose strings occur in a text."""
+        return frozenset(i for i in self._special if (spelled := self._added[i].decode()) and spelled in text)
+
     def spelled(self, token_id: int) -> bytes:
         """The token itself, special or not; empty for an id outside the vocabulary."""
         found = self._known.get(token_id)
@@ -45,13 +49,16 @@ class TokenBytes:
 class Detokenizer:
     """The text of one choice. Joined results are the same however the ids are grouped."""
 
-    def __init__(self, tokens: TokenBytes) -> None:
+    def __init__(self, tokens: TokenBytes, visible: frozenset[int] = frozenset()) -> None:
+        """`visible` are special tokens to write out all the same: what reads the text knows them as markers."""
         self._tokens = tokens
+        self._visible = visible
         self._decoder = _Utf8(errors="replace")
 
     def feed(self, token_id: int) -> str:
         """The text that is complete after one more token. What is not whole at the end is never given out."""
-        return self._decoder.decode(self._tokens.text(token_id))
+        of = self._tokens.spelled if token_id in self._visible else self._tokens.text
+        return self._decoder.decode(of(token_id))
 
 
 class StopStrings:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.detokenizer import TokenBytes
+from gateway.reply import CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
 from gateway.turn import Delta, ScoredToken, Turn
 from protocol.messages import Accepted, Completed
 
@@ -15,7 +16,7 @@ _WORST_FIRST = ("miss", "partial", "hit")
 
 
 class Answer(ABC):
-    """One request's answer. `chunk` and `whole` must not be mixed for one answer."""
+    """One request's answer. `chunks` and `whole` must not be mixed for one answer."""
 
     chunk_object: str
     whole_object: str
@@ -23,16 +24,16 @@ class Answer(ABC):
 
     def __init__(self, request_id: str, model: str, tokens: TokenBytes, *, usage_asked: bool) -> None:
         self._tokens = tokens
-        self.usage_asked = usage_asked
+        self._usage_asked = usage_asked
         self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks that come before any text."""
         return []
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """One chunk of a stream."""
-        return self._chunk([self._delta_choice(delta)])
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a stream that tell what one choice gained."""
+        return [self._chunk([choice]) for choice in self._delta_choices(delta)]
 
     def usage_chunk(self, turn: Turn) -> dict[str, Any]:
         """The last chunk: no choices, but what was used and where it came from."""
@@ -51,6 +52,7 @@ class Answer(ABC):
                     Delta(
                         number,
                         "".join(delta.text for delta in parts),
+                        tuple(part for delta in parts for part in delta.parts),
                         tuple(scored for delta in parts for scored in delta.scored),
                         next((d.finish_reason for d in reversed(parts) if d.finish_reason), None),
                     )
@@ -63,10 +65,10 @@ class Answer(ABC):
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
-        return chunk | {"usage": None} if self.usage_asked else chunk
+        return chunk | {"usage": None} if self._usage_asked else chunk
 
     @abstractmethod
-    def _delta_choice(self, delta: Delta) -> dict[str, Any]: ...
+    def _delta_choices(self, delta: Delta) -> list[dict[str, Any]]: ...
 
     @abstractmethod
     def _whole_choice(self, delta: Delta) -> dict[str, Any]: ...
@@ -75,31 +77,55 @@ class Answer(ABC):
         return self._tokens.spelled(token_id).decode("utf-8", errors="replace")
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(OpenAIAnswer):
     """`chat.completion` and its chunks."""
 
     chunk_object, whole_object, id_prefix = "chat.completion.chunk", "chat.completion", "chatcmpl-"
 
-    def opening(self, choices: int) -> list[dict[str, Any]]:
+    def opening(self, turn: Turn) -> bytes:
         start = {"role": "assistant", "content": ""}
-        return [self._chunk([self._choice(number, "delta", start)]) for number in range(choices)]
+        return b"".join(
+            sse.data(self._chunk([self._choice(number, "delta", start)])) for number in range(turn.choices)
+        )
 
-    def _delta_choice(self, delta: Delta) -> dict[str, Any]:
-        gained = {"content": delta.text} if delta.text else {}
-        return self._choice(delta.choice, "delta", gained, delta)
+    def _delta_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        """A chunk a part, then one for the end: clients look for one thing at a time."""
+        gained = [_gained(part) for part in merged(delta.parts) if not isinstance(part, CallEnd)]
+        if delta.scored and not gained:
+            gained.append({})
+        choices = [self._choice(delta.choice, "delta", each) for each in gained]
+        if delta.scored:
+            choices[0]["logprobs"] = self._logprobs(delta.scored)
+        if delta.finish_reason is not None:
+            choices.append(self._choice(delta.choice, "delta", {}, finish_reason=delta.finish_reason))
+        return choices
 
     def _whole_choice(self, delta: Delta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text}
-        return self._choice(delta.choice, "message", message, delta)
+        reply = Reply.of(delta.parts)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or ("" if not reply.calls else None)}
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.calls:
+            message["tool_calls"] = [_call(call.call_id, call.name, call.arguments) for call in reply.calls]
+        return self._choice(delta.choice, "message", message, delta.scored, delta.finish_reason)
 
-    def _choice(self, number: int, key: str, value: dict[str, Any], delta: Delta | None = None) -> dict[str, Any]:
-        scored = delta.scored if delta else ()
+    def _choice(
+        self,
+        number: int,
+        key: str,
+        value: dict[str, Any],
+        scored: tuple[ScoredToken, ...] = (),
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
         return {
             "index": number,
             key: value,
-            "logprobs": {"content": [self._scored(token) for token in scored]} if scored else None,
-            "finish_reason": delta.finish_reason if delta else None,
+            "logprobs": self._logprobs(scored) if scored else None,
+            "finish_reason": finish_reason,
         }
+
+    def _logprobs(self, scored: tuple[ScoredToken, ...]) -> dict[str, Any]:
+        return {"content": [self._scored(token) for token in scored]}
 
     def _scored(self, token: ScoredToken) -> dict[str, Any]:
         chosen = self._spelled(token.logprob.token_id, token.logprob.logprob)
@@ -110,20 +136,21 @@ class ChatAnswer(Answer):
         return {"token": self._text(token_id), "logprob": logprob, "bytes": list(raw)}
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(OpenAIAnswer):
     """`text_completion`, for streams and whole answers alike."""
 
     chunk_object, whole_object, id_prefix = "text_completion", "text_completion", "cmpl-"
 
-    def _delta_choice(self, delta: Delta) -> dict[str, Any]:
+    def _delta_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        return [self._whole_choice(delta)]
+
+    def _whole_choice(self, delta: Delta) -> dict[str, Any]:
         return {
             "index": delta.choice,
             "text": delta.text,
             "logprobs": self._scored(delta.scored) if delta.scored else None,
             "finish_reason": delta.finish_reason,
         }
-
-    _whole_choice = _delta_choice
 
     def _scored(self, tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
         return {
@@ -136,42 +163,36 @@ class CompletionAnswer(Answer):
         }
 
 
+def _gained(part: Part) -> dict[str, Any]:
+    """The `delta` of a chunk."""
+    match part:
+        case TextDelta():
+            return {"content": part.text}
+        case ReasoningDelta():
+            return _reasoning(part.text)
+        case CallStart():
+            return {"tool_calls": [{"index": part.index, **_call(part.call_id, part.name, "")}]}
+        case CallArguments():
+            return {"tool_calls": [{"index": part.index, "function": {"arguments": part.fragment}}]}
+        case CallEnd():
+            return {}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under both names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def usage(turn: Turn) -> dict[str, Any]:
     """What a completed turn used. Cached tokens are part of the prompt's."""
     return {
         "prompt_tokens": turn.prompt_tokens,
         "completion_tokens": turn.completion_tokens,
         "total_tokens": turn.prompt_tokens + turn.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(found.depth for found in turn.completed.values())},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(turn)},
     }
 
-
-def cache_report(turn: Turn) -> dict[str, Any]:
-    """Where a completed turn started from, and how long it waited; of several prompts the one served worst."""
-    prompt, final = min(turn.completed.items(), key=lambda item: _rank(item[1]))
-    accepted = turn.accepted.get(prompt)
-    return {
-        "outcome": final.outcome,
-        "depth": final.depth,
-        "reason": final.reason,
-        "diverged_message": accepted.diverged_message if accepted else None,
-        "diverged_token": accepted.diverged_token if accepted else None,
-        "queue_seconds": final.queue_seconds,
-        "prefill_seconds": final.prefill_seconds,
-    }
-
-
-def cache_line(turn: Turn) -> str | None:
-    """The value of `x-prefixd-cache`; None while any prompt has not been looked up."""
-    found: list[Accepted | Completed] = []
-    for prompt in range(turn.prompts):
-        known = turn.completed.get(prompt) or turn.accepted.get(prompt)
-        if known is None:
-            return None
-        found.append(known)
-    worst = min(found, key=_rank)
-    return f"{worst.outcome}; depth={worst.depth}; reason={worst.reason}"
-
-
-def _rank(found: Accepted | Completed) -> tuple[int, int]:
-    return _WORST_FIRST.index(found.outcome), found.depth

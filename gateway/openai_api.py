@@ -17,11 +17,13 @@ from gateway.conversation import Conversation
 from gateway.openai_answers import ChatAnswer, CompletionAnswer
 from gateway.openai_params import MAX_CHOICES, ChatParams, CommonParams, CompletionParams, parse_params
 from gateway.prompts import Prompt, PromptMaker, token_id_array
+from gateway.reply import ReplyReader
 from gateway.service import REQUEST_ID, Gateway
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+_AS_TEXT = ReplyReader()
 _DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat's is whatever fits
 
 
@@ -52,7 +54,19 @@ async def _answer(
     )
     requests = _requests(request_id, prompts, params, gateway.maker, model)
     absorbed = conversation if params.cache_prompt is not False else None
-    return await gateway.answer(request, requests, params.stop or (), answer, bool(params.stream), absorbed)
+    reader = _AS_TEXT if conversation is None else _reader(gateway, conversation, prompts[0], params)
+    stops, stream = params.stop or (), bool(params.stream)
+    return await gateway.answer(request, requests, stops, answer, stream, absorbed, reader)
+
+
+def _reader(gateway: Gateway, conversation: Conversation, prompt: Prompt, params: CommonParams) -> ReplyReader:
+    assert isinstance(params, ChatParams)
+    return gateway.readers.reader(
+        conversation,
+        prompt,
+        calls=params.tool_choice != "none",
+        one_call=params.parallel_tool_calls is False,
+    )
 
 
 def _read(
@@ -78,9 +92,8 @@ def unknown_model(name: str) -> RequestError:
 
 def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewaySettings) -> Conversation:
     messages = parse_messages(fields.get("messages"), drop_billing_header=settings.drop_billing_header)
-    tools: tuple[dict[str, Any], ...] = ()
-    if params.tool_choice != "none":
-        tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
+    # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
+    tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = dict(params.chat_template_kwargs or {})
     for name in _OWN_VARIABLES:
         if name in variables:

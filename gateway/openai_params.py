@@ -113,6 +113,7 @@ class ChatParams(CommonParams):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: TypedObject | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

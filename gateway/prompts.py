@@ -34,10 +34,11 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
 
 class Prompt(NamedTuple):
-    """One prompt as the worker gets it."""
+    """One prompt as the worker gets it. `opening` is a chat's text behind its last cut: the answer goes on from it."""
 
     token_ids: array[int]
     boundaries: tuple[Boundary, ...]
+    opening: str = ""
 
 
 class Trace(NamedTuple):
@@ -94,7 +95,9 @@ class PromptMaker:
         ids = encoded.token_ids
         if len(ids) >= model.max_model_len:
             raise _too_long(str(len(ids)), model, "messages")
-        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, self._cuts(encoded)))
+        rendered = encoded.rendered
+        opening = rendered.text[rendered.cuts[-1].end if rendered.cuts else 0 :]
+        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, self._cuts(encoded)), opening)
 
     def trace(self, conversation: Conversation) -> Trace:
         """The same without a model, and what became of each message. Raises `RequestError`."""

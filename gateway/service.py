@@ -17,12 +17,13 @@ from aiohttp import web
 
 from gateway import sse
 from gateway.absorb import next_turn
+from gateway.answer import Answer, cache_line, cache_report
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
-from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
-from gateway.openai_answers import Answer, cache_line, cache_report
 from gateway.prompts import PromptMaker
+from gateway.reply import ReplyReader
+from gateway.reply_reader import ReplyReaders
 from gateway.turn import Delta, Turn
 from gateway.worker_client import WorkerClient
 from protocol.errors import ServeError, WorkerUnavailable
@@ -36,6 +37,7 @@ _HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's o
 _LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
 _THREADS = 2
 _REMEMBERED_IDS = 4096
+_AS_TEXT = ReplyReader()
 
 _log = logging.getLogger("prefixd.gateway")
 _Result = TypeVar("_Result")
@@ -47,6 +49,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, maker: PromptMaker, client: WorkerClient) -> None:
         self.settings = settings
         self.maker = maker
+        self.readers = ReplyReaders(maker, settings)
         self.client = client
         self.metrics = GatewayMetrics()
         self.metrics.watch(client)
@@ -115,12 +118,14 @@ class Gateway:
         answer: Answer,
         stream: bool,
         conversation: Conversation | None = None,
+        reader: ReplyReader = _AS_TEXT,
     ) -> web.StreamResponse:
         """Have the worker serve the prompts and send its answer. Raises `ServeError` before any byte is sent.
 
+        `reader` takes the answer apart: `self.readers.reader(...)` for a chat.
         A `conversation` whose answer ends well is absorbed: what its next turn will send is computed in idle time.
         """
-        with Turn(self.client, requests, self.maker.token_bytes, stops) as turn:
+        with Turn(self.client, requests, self.maker.token_bytes, stops, reader) as turn:
             timing = _Timing(request[ARRIVED])
             response = (
                 await self._stream(request, turn, answer, timing)
@@ -135,13 +140,13 @@ class Gateway:
 
     def _absorb(self, request_id: str, conversation: Conversation, turn: Turn) -> None:
         """Of several choices nobody knows which one goes on, and a cut-off answer is seldom echoed."""
-        text, reason = turn.answer(0)
-        if turn.choices != 1 or reason != "stop" or not self.settings.absorb or self.stopping:
+        reply, reason = turn.reply(0)
+        if turn.choices != 1 or reason not in ("stop", "tool_calls") or not self.settings.absorb or self.stopping:
             return
         model = self.client.model()
 
         def work() -> None:
-            message = next_turn(self.maker, model, request_id, conversation, text)
+            message = next_turn(self.maker, model, request_id, conversation, reply)
             if message is not None:
                 loop.call_soon_threadsafe(self.client.absorb, message)
 
@@ -167,16 +172,17 @@ class Gateway:
             response.headers[CACHE_HEADER] = line
         try:
             await response.prepare(request)
-            await response.write(b"".join(map(sse.data, answer.opening(turn.choices))))
+            await response.write(answer.opening(turn))
             await self._send_events(response, turn, answer, timing, gained)
         except ConnectionError:
             self.metrics.disconnects.inc()
         except ServeError as error:
             _log.warning("request %s broke off: %s", request[REQUEST_ID], error)
-            await _break_off(response, error)
+            await _break_off(response, answer.broken(error))
         except Exception:
             _log.exception("request %s broke off", request[REQUEST_ID])
-            await _break_off(response, ServeError("internal error; the log has more under this request's id"))
+            error = ServeError("internal error; the log has more under this request's id")
+            await _break_off(response, answer.broken(error))
         return response
 
     async def _send_events(
@@ -184,17 +190,16 @@ class Gateway:
     ) -> None:
         while True:
             if gained is None:
-                await response.write(sse.KEEP_ALIVE)
+                await response.write(answer.keep_alive)
             elif gained:
-                await response.write(b"".join(sse.data(answer.chunk(delta)) for delta in gained))
+                await response.write(
+                    b"".join(sse.data(chunk) for delta in gained for chunk in answer.chunks(delta))
+                )
                 timing.note(gained)
             if turn.done:
                 break
             gained = await turn.wait(self.settings.keepalive_seconds)
-        last = (
-            sse.data(answer.usage_chunk(turn)) if answer.usage_asked else sse.comment(f"prefixd {_report(turn)}")
-        )
-        await response.write(last + sse.DONE)
+        await response.write(answer.closing(turn))
         await response.write_eof()
 
     def _account(self, request: web.Request, turn: Turn, timing: _Timing) -> None:
@@ -204,9 +209,9 @@ class Gateway:
             if later > 0:
                 self.metrics.tpot.observe((timing.last - timing.first) * turn.choices / later)
         _log.info(
-            "request %s: %s; %d prompt tokens, %d new, first after %.3f s, all after %.3f s",
+            "request %s: outcome=%s; %d prompt tokens, %d new, first after %.3f s, all after %.3f s",
             request[REQUEST_ID],
-            _report(turn),
+            cache_line(turn),
             turn.prompt_tokens,
             turn.completion_tokens,
             (timing.first or timing.last) - timing.arrived,
@@ -214,11 +219,11 @@ class Gateway:
         )
 
 
-async def _break_off(response: web.StreamResponse, error: ServeError) -> None:
+async def _break_off(response: web.StreamResponse, last: bytes) -> None:
     """End a stream so that it cannot be taken for a whole answer."""
     response.force_close()
     with suppress(ConnectionError):
-        await response.write(sse.data(error_answer(error).body))
+        await response.write(last)
 
 
 class _Timing:
@@ -241,6 +246,3 @@ def model_names(settings: GatewaySettings) -> tuple[str, ...]:
     names = [*settings.served_model_name, settings.model, base, base.removesuffix(".gguf")]
     return tuple(dict.fromkeys(name for name in names if name))
 
-
-def _report(turn: Turn) -> str:
-    return "outcome=" + (cache_line(turn) or "unknown")

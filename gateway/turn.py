@@ -10,6 +10,7 @@ from types import TracebackType
 
 from gateway.detokenizer import Detokenizer, StopStrings, TokenBytes
 from gateway.errors import failure
+from gateway.reply import CallStart, Part, Reply, ReplyParser, ReplyReader, merged
 from gateway.worker_client import Cause, Event, WorkerClient
 from protocol.errors import ProtocolError, ServeError, WorkerFailure
 from protocol.messages import (
@@ -33,10 +34,16 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained: text, the scored tokens that begin in it, and the reason if it ended."""
+    """What one choice gained: raw text, the scored tokens that begin in it, and the reason if it ended.
+
+    `parts` are what the text is made of, as far as that is certain: they may lag behind it, up to the end. Answers
+    to chats are written from the parts, plain completions from `text`. `finish_reason` is "stop", "length" or
+    "tool_calls" (see `gateway.reply`).
+    """
 
     choice: int
     text: str
+    parts: tuple[Part, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
     finish_reason: str | None = None
 
@@ -47,10 +54,11 @@ class _Choice:
 
     detokenizer: Detokenizer
     stops: StopStrings
+    parser: ReplyParser
     read: int = 0
     sent: int = 0
     scored: list[ScoredToken] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     ended: bool = False
     reason: str | None = None
 
@@ -62,7 +70,12 @@ class Turn:
     """
 
     def __init__(
-        self, client: WorkerClient, requests: Sequence[Generate], tokens: TokenBytes, stops: Sequence[str]
+        self,
+        client: WorkerClient,
+        requests: Sequence[Generate],
+        tokens: TokenBytes,
+        stops: Sequence[str],
+        reader: ReplyReader,
     ) -> None:
         self._client = client
         self._requests = {request.request_id: at for at, request in enumerate(requests)}
@@ -70,7 +83,10 @@ class Turn:
         self._n = requests[0].n
         self._queue: Queue[Event | ServeError] = Queue()
         self.prompts = self._running = len(requests)
-        self._choices = [_Choice(Detokenizer(tokens), StopStrings(stops)) for _ in range(len(requests) * self._n)]
+        self._choices = [
+            _Choice(Detokenizer(tokens, reader.visible), StopStrings(stops), reader.parser())
+            for _ in range(len(requests) * self._n)
+        ]
         self.prompt_tokens = sum(len(request.token_ids) for request in requests)
         self.completion_tokens = 0
         self.accepted: dict[int, Accepted] = {}  # by prompt
@@ -102,9 +118,9 @@ class Turn:
         """Every prompt has been completed."""
         return not self._running
 
-    def answer(self, choice: int) -> tuple[str, str | None]:
+    def reply(self, choice: int) -> tuple[Reply, str | None]:
         """What a choice has said so far, and why it ended if it has."""
-        return "".join(self._choices[choice].said), self._choices[choice].reason
+        return Reply.of(self._choices[choice].parts), self._choices[choice].reason
 
     async def wait(self, seconds: float | None = None) -> list[Delta] | None:
         """Wait for events, take all that are there, and return what they add; None if none came in time.
@@ -145,17 +161,19 @@ class Turn:
         if choice.ended:
             return []
         text: list[str] = []
+        parts: list[Part] = []
         for at, token_id in enumerate(event.token_ids):
             if at < len(event.logprobs):
                 choice.scored.append(ScoredToken(choice.read, event.logprobs[at]))
             new = choice.detokenizer.feed(token_id)
             choice.read += len(new)
             text.append(choice.stops.feed(new))
-            if choice.stops.found:
+            parts += choice.parser.feed(text[-1])
+            if choice.stops.found or choice.parser.done:
                 choice.ended = True
                 self._client.cancel(event.request_id, "stop", event.choice)
-                return [self._delta(number, choice, "".join(text), "stop")]
-        delta = self._delta(number, choice, "".join(text), None)
+                return [self._delta(number, choice, text, parts, "stop")]
+        delta = self._delta(number, choice, text, parts, None)
         return [delta] if delta.text or delta.scored else []
 
     def _finished(self, event: Finished) -> list[Delta]:
@@ -165,18 +183,26 @@ class Turn:
         if event.reason == "cancelled":
             raise WorkerFailure("the worker cancelled this request")
         choice.ended = True
-        return [self._delta(number, choice, choice.stops.finish(), event.reason)]
+        held = choice.stops.finish()
+        return [self._delta(number, choice, [held], choice.parser.feed(held), event.reason)]
 
-    def _delta(self, number: int, choice: _Choice, text: str, reason: str | None) -> Delta:
+    def _delta(
+        self, number: int, choice: _Choice, said: Sequence[str], parts: list[Part], reason: str | None
+    ) -> Delta:
         """Scored tokens go out with the text they begin; at the end those without text go too."""
+        text = "".join(said)
+        if reason is not None:
+            parts += choice.parser.finish()
         choice.sent += len(text)
-        choice.said.append(text)
+        choice.parts += parts
+        if reason == "stop" and any(isinstance(part, CallStart) for part in choice.parts):
+            reason = "tool_calls"
         choice.reason = reason
         ready = [token for token in choice.scored if token.start < choice.sent]
         if reason is not None and not choice.stops.found:
             ready = choice.scored
         choice.scored = choice.scored[len(ready) :]
-        return Delta(number, text, tuple(ready), reason)
+        return Delta(number, text, merged(parts), tuple(ready), reason)
 
     def _choice(self, event: Tokens | Finished) -> tuple[int, _Choice]:
         if not 0 <= event.choice < self._n:

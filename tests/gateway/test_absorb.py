@@ -9,6 +9,7 @@ from served import Served
 from gateway.absorb import next_turn
 from gateway.conversation import Conversation, Message
 from gateway.prompts import PromptMaker
+from gateway.reply import Reply
 
 QUESTION = [{"role": "user", "content": "Hello?"}]
 
@@ -64,12 +65,12 @@ async def test_an_empty_answer_is_not(served: Served, worker: FakeWorker):
 def test_an_answer_that_went_on_from_the_clients_own_words_is_one_message(maker: PromptMaker, worker: FakeWorker):
     begun = Conversation((Message("user", "Hello?"), Message("assistant", "Well,")))
     whole = Conversation((Message("user", "Hello?"),))
-    went_on = next_turn(maker, worker.model, "r", begun, " hello.")
-    at_once = next_turn(maker, worker.model, "r", whole, "Well, hello.")
+    went_on = next_turn(maker, worker.model, "r", begun, Reply(" hello."))
+    at_once = next_turn(maker, worker.model, "r", whole, Reply("Well, hello."))
     assert went_on is not None
     assert went_on == at_once
 
 
 def test_a_full_context_is_absorbed_by_nobody(maker: PromptMaker, worker: FakeWorker):
     long = Conversation((Message("user", "word " * worker.model.max_model_len),))
-    assert next_turn(maker, worker.model, "r", long, "Yes.") is None
+    assert next_turn(maker, worker.model, "r", long, Reply("Yes.")) is None
