@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
+from gateway import sse
+from gateway.answer import Answer, cache_comment, cache_report, cached_tokens
 from gateway.detokenizer import TokenBytes
+from gateway.errors import error_answer
 from gateway.reply import CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
 from gateway.turn import Delta, ScoredToken, Turn
-from protocol.messages import Accepted, Completed
-
-_WORST_FIRST = ("miss", "partial", "hit")
+from protocol.errors import ServeError
 
 
-class Answer(ABC):
-    """One request's answer. `chunks` and `whole` must not be mixed for one answer."""
+class OpenAIAnswer(Answer):
+    """What chat and plain completions share."""
 
     chunk_object: str
     whole_object: str
@@ -27,20 +28,23 @@ class Answer(ABC):
         self._usage_asked = usage_asked
         self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
 
-    def opening(self, choices: int) -> list[dict[str, Any]]:
-        """Chunks that come before any text."""
-        return []
+    def opening(self, turn: Turn) -> bytes:
+        return b""
 
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a stream that tell what one choice gained."""
-        return [self._chunk([choice]) for choice in self._delta_choices(delta)]
+    def events(self, gained: Sequence[Delta]) -> bytes:
+        choices = (choice for delta in gained for choice in self._delta_choices(delta))
+        return b"".join(sse.data(self._chunk([choice])) for choice in choices)
 
-    def usage_chunk(self, turn: Turn) -> dict[str, Any]:
-        """The last chunk: no choices, but what was used and where it came from."""
-        return self._chunk([]) | {"usage": usage(turn), "prefixd": cache_report(turn)}
+    def closing(self, turn: Turn) -> bytes:
+        """A chunk without choices says what was used and where it came from; a comment does if no usage is wanted."""
+        if not self._usage_asked:
+            return cache_comment(turn) + sse.DONE
+        return sse.data(self._chunk([]) | {"usage": usage(turn), "prefixd": cache_report(turn)}) + sse.DONE
 
-    def whole(self, deltas: Iterable[Delta], turn: Turn) -> dict[str, Any]:
-        """The answer to a request that asked for no stream."""
+    def broken(self, error: ServeError) -> bytes:
+        return sse.data(error_answer(error).body)
+
+    def whole(self, deltas: Sequence[Delta], turn: Turn) -> dict[str, Any]:
         by_choice: dict[int, list[Delta]] = {number: [] for number in range(turn.choices)}
         for delta in deltas:
             by_choice[delta.choice].append(delta)
@@ -195,4 +199,3 @@ def usage(turn: Turn) -> dict[str, Any]:
         "total_tokens": turn.prompt_tokens + turn.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens(turn)},
     }
-

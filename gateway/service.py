@@ -181,8 +181,9 @@ class Gateway:
             await _break_off(response, answer.broken(error))
         except Exception:
             _log.exception("request %s broke off", request[REQUEST_ID])
-            error = ServeError("internal error; the log has more under this request's id")
-            await _break_off(response, answer.broken(error))
+            await _break_off(
+                response, answer.broken(ServeError("internal error; the log has more under this request's id"))
+            )
         return response
 
     async def _send_events(
@@ -192,9 +193,7 @@ class Gateway:
             if gained is None:
                 await response.write(answer.keep_alive)
             elif gained:
-                await response.write(
-                    b"".join(sse.data(chunk) for delta in gained for chunk in answer.chunks(delta))
-                )
+                await response.write(answer.events(gained))
                 timing.note(gained)
             if turn.done:
                 break
@@ -245,4 +244,3 @@ def model_names(settings: GatewaySettings) -> tuple[str, ...]:
     base = Path(settings.model).name
     names = [*settings.served_model_name, settings.model, base, base.removesuffix(".gguf")]
     return tuple(dict.fromkeys(name for name in names if name))
-

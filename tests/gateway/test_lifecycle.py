@@ -306,7 +306,7 @@ async def test_our_own_fault_in_a_stream_is_an_event_too(
     def broken(self: ChatAnswer, turn: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(ChatAnswer, "usage_chunk", broken)
+    monkeypatch.setattr(ChatAnswer, "closing", broken)
     response = await served.chat(stream=True, stream_options={"include_usage": True})
     got = await lines(response)
     assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "internal_error"
