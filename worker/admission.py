@@ -11,6 +11,8 @@ from worker.lookup import Lookup
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
 from worker.sequences import Request, Running
+from worker.snapshot_finding import Finding
+from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
 DECODE_MARGIN_TOKENS = 64  # room for new tokens that admission asks for
@@ -44,7 +46,8 @@ class Admission:
     ) -> None:
         self.waiting: list[Request] = []
         self._running = running
-        self._store = store
+        self._finding = Finding(store)
+        self._keeping = Keeping(store)
         self._pool: BlockPool = store.pool
         self._memory = memory
         self._metrics = metrics
@@ -111,13 +114,13 @@ class Admission:
         message = request.message
         if not request.caching:
             return self._reserve(request, _NOT_ASKED)
-        found = self._store.lookup(message.tenant, message.token_ids, message.boundaries)
+        found = self._finding.lookup(message.tenant, message.token_ids, message.boundaries)
         self._follow(request, found.depth)
         if request.follows is not None or not self._reserve(request, found):
             return False
         request.deepest_known = found.deepest_known
         request.diverged_message, request.diverged_token = found.diverged_message, found.diverged_token
-        request.wanted = self._store.wanted(message.tenant, message.token_ids, message.boundaries, request.depth)
+        request.wanted = self._keeping.wanted(message.tenant, message.token_ids, message.boundaries, request.depth)
         return True
 
     def _follow(self, request: Request, depth: int) -> None:
@@ -167,12 +170,12 @@ class Admission:
             return False
         if found.slot is not None:
             started = time.perf_counter()
-            restored = self._store.begin_restore(found.slot, found.generation)
+            restored = self._finding.begin_restore(found.slot, found.generation)
             if restored is None:
                 lost = replace(found, slot=None, depth=0, outcome="miss", reason="restore_failed")
                 return self._reserve(request, lost)
             # References are all a restore takes, so the source is released as soon as they are held.
-            self._store.end_restore(found.slot)
+            self._finding.end_restore(found.slot)
             request.blocks = restored.blocks
             self._metrics.restore_seconds.observe(time.perf_counter() - started)
         if not room(taken):

@@ -20,6 +20,8 @@ from worker.commits import Commits
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
 from worker.sequences import Request
+from worker.snapshot_clearing import Clearing
+from worker.snapshot_finding import Finding
 from worker.snapshots import SnapshotStore
 from worker.steps import Prefill
 
@@ -55,7 +57,9 @@ class Background:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.verified = self.mismatched = self.skipped = 0
-        self._store = store
+        self._pool = store.pool
+        self._finding = Finding(store)
+        self._clearing = Clearing(store)
         self._memory = memory
         self._metrics = metrics
         self._commits = Commits(store, metrics)
@@ -140,8 +144,8 @@ class Background:
         while self._verifications:
             job = self._verifications.popleft()
             # A verification is worth no snapshot: it runs in blocks that are free, or not at all.
-            needed = self._store.pool.blocks_for(len(job.message.token_ids))
-            if needed > self._store.pool.free_count:
+            needed = self._pool.blocks_for(len(job.message.token_ids))
+            if needed > self._pool.free_count:
                 self._count_verification("skipped")
                 continue
             self._verifying = job
@@ -158,13 +162,13 @@ class Background:
         request = Request(_NOBODY, message, time.monotonic(), caching=True, state="prefill")
         last = job.boundaries[-1]
         # One id more, so that the end of the answer itself may be found.
-        found = self._store.lookup(job.tenant, job.token_ids + array("i", [0]), job.boundaries)
+        found = self._finding.lookup(job.tenant, job.token_ids + array("i", [0]), job.boundaries)
         if found.deepest_known >= last.end:
             return None
         if found.slot is not None:
-            restored = self._store.begin_restore(found.slot, found.generation, asked=False)
+            restored = self._finding.begin_restore(found.slot, found.generation, asked=False)
             if restored is not None:
-                self._store.end_restore(found.slot)
+                self._finding.end_restore(found.slot)
                 request.blocks, request.depth = restored.blocks, restored.tokens
                 request.slot, request.generation = found.slot, found.generation
         request.computed = request.depth
@@ -207,7 +211,7 @@ class Background:
             job.boundaries[-1].end,
             job.boundaries[-1].digest.hex(),
         )
-        self._store.distrust(job.message.tenant, job.message.token_ids, job.boundaries)
+        self._clearing.distrust(job.message.tenant, job.message.token_ids, job.boundaries)
 
     def _count_verification(self, result: str) -> None:
         setattr(self, result, getattr(self, result) + 1)
@@ -215,6 +219,6 @@ class Background:
 
     def _drop(self) -> None:
         if self._running is not None:
-            self._store.pool.release(self._running.blocks)
+            self._pool.release(self._running.blocks)
             self._running.blocks = []
         self._running = self._verifying = None

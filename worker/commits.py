@@ -7,6 +7,7 @@ import time
 from protocol.messages import Boundary
 from worker.metrics import WorkerMetrics
 from worker.sequences import Request
+from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
 
@@ -15,6 +16,7 @@ class Commits:
 
     def __init__(self, store: SnapshotStore, metrics: WorkerMetrics) -> None:
         self._store = store
+        self._keeping = Keeping(store)
         self._metrics = metrics
 
     def materialised(self, request: Request) -> None:
@@ -26,7 +28,7 @@ class Commits:
         """Remember what was computed, kept or not, so that later requests may branch there."""
         if request.caching:
             message = request.message
-            self._store.note(message.tenant, message.token_ids, message.boundaries, request.computed)
+            self._keeping.note(message.tenant, message.token_ids, message.boundaries, request.computed)
 
     def cut_off(self, request: Request) -> None:
         """A prefill ends early: keep its deepest finished boundary, so that a retry does not start from zero."""
@@ -37,11 +39,11 @@ class Commits:
 
     def _commit(self, request: Request, boundary: Boundary) -> None:
         started = time.perf_counter()
-        reservation = self._store.reserve(self._source(request))
+        reservation = self._keeping.reserve(self._source(request))
         if reservation is None:
             return
         message = request.message
-        slot = self._store.commit(
+        slot = self._keeping.commit(
             reservation,
             message.tenant,
             message.token_ids,

@@ -13,6 +13,8 @@ from worker.block_pool import BlockPool
 from worker.journal import Journal
 from worker.metrics import WorkerMetrics
 from worker.scheduler import Scheduler
+from worker.snapshot_clearing import Clearing
+from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Control:
         self._block_bytes = block_bytes
         self._scheduler = scheduler
         self._store = store
+        self._clearing = Clearing(store)
         self._pool = pool
         self._metrics = metrics
         self._journal = journal
@@ -72,12 +75,12 @@ class Control:
                 return asdict(self._stats())
             case "list":
                 cursor, limit = _integer(args, "cursor", 0), _integer(args, "limit", _PAGE)
-                slots, following, total = store.list_slots(cursor, limit)
+                slots, following, total = list_slots(store, cursor, limit)
                 return {"slots": [asdict(slot) for slot in slots], "next_cursor": following, "total": total}
             case "show":
-                return asdict(store.slot_info(_integer(args, "slot")))
+                return asdict(slot_info(store, _integer(args, "slot")))
             case "tree":
-                return {"nodes": [asdict(node) for node in store.tree()]}
+                return {"nodes": [asdict(node) for node in snapshot_tree(store)]}
             case "explain":
                 request_id = args.get("request_id")
                 if not isinstance(request_id, str):
@@ -90,7 +93,7 @@ class Control:
                 asked = args.get("slots")
                 if not isinstance(asked, list) or not all(type(slot) is int for slot in asked):
                     raise Refused("slots: must be a list of integers")
-                return asdict(store.evict(asked, dry_run=bool(args.get("dry_run", False))))
+                return asdict(self._clearing.evict(asked, dry_run=bool(args.get("dry_run", False))))
             case "verify":
                 background = self._scheduler.background
                 return asdict(
@@ -102,13 +105,13 @@ class Control:
                     )
                 )
             case "flush":
-                return asdict(store.flush(dry_run=bool(args.get("dry_run", False))))
+                return asdict(self._clearing.flush(dry_run=bool(args.get("dry_run", False))))
             case "pin":
-                store.pin(_integer(args, "slot"))
-                return asdict(store.slot_info(_integer(args, "slot")))
+                self._clearing.pin(_integer(args, "slot"))
+                return asdict(slot_info(store, _integer(args, "slot")))
             case "unpin":
-                store.unpin(_integer(args, "slot"))
-                return asdict(store.slot_info(_integer(args, "slot")))
+                self._clearing.unpin(_integer(args, "slot"))
+                return asdict(slot_info(store, _integer(args, "slot")))
             case _:
                 raise Refused(f"unknown verb {verb}")
 

@@ -23,6 +23,7 @@ from worker.metrics import WorkerMetrics
 from worker.sampling import Sampler
 from worker.scheduler import Scheduler
 from worker.sequences import Choice
+from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
 
@@ -73,6 +74,7 @@ class Engine:
         self._sockets = sockets
         self._scheduler = scheduler
         self._store = store
+        self._clearing = Clearing(store)
         self._runner = runner
         self._control = control
         self._metrics = metrics
@@ -162,7 +164,7 @@ class Engine:
             raise  # the device's context is lost: no later step could run either
         except (MemoryError, torch.OutOfMemoryError) as error:
             log.exception("out of memory in a step")
-            self._store.drop_all("oom")
+            self._clearing.drop_all("oom")
             self._fail(step, "out_of_memory", f"out of memory: {error}")
         except Exception as error:
             log.exception("step failed")

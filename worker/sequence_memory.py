@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from worker.block_pool import BlockPool
 from worker.sequences import Request
+from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
 from worker.steps import Copies
 
@@ -18,14 +19,14 @@ class SequenceMemory:
     ) -> None:
         """`give_way` frees what less urgent work holds, before any snapshot goes; false if it holds nothing."""
         self._pool = pool
-        self._store = store
+        self._clearing = Clearing(store)
         self._give_way = give_way
 
     def room(self, blocks: int, protect: Collection[int] = frozenset()) -> bool:
         """Whether so many blocks are free, or could be made free without the snapshots in `protect`."""
         if self._pool.free_count < blocks:
             self._give_way()
-        return self._pool.free_count >= blocks or self._store.make_room(blocks, protect)
+        return self._pool.free_count >= blocks or self._clearing.make_room(blocks, protect)
 
     def own(self, blocks: list[int], start: int, end: int) -> Copies | None:
         """Make [start, end) writable: append missing blocks, replace shared ones. None without room: no change.
@@ -42,9 +43,9 @@ class SequenceMemory:
             if self._give_way():
                 continue
             # Either way snapshots that share these very blocks may have gone, so the need is counted again.
-            if self._store.make_room(len(shared) + missing):
+            if self._clearing.make_room(len(shared) + missing):
                 continue
-            if not any(self._store.give_up(blocks[i]) for i in shared):
+            if not any(self._clearing.give_up(blocks[i]) for i in shared):
                 return None
         copies: list[tuple[int, int]] = []
         for i, fresh in zip(shared, pool.allocate(len(shared)), strict=True):

@@ -61,6 +61,21 @@ class Slot:
     snapshot: Snapshot | None = None  # while READY, RESTORING or EVICTING
 
 
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
+
+    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known; `written` is set from
+    the beginning of the write on.
+    """
+
+    slot: int | None
+    protect: frozenset[int]
+    newcomer: float | None = None
+    extends: bool = False
+    written: bool = False
+
+
 class SlotTable:
     """`n` slots; 0 means that nothing is ever kept."""
 

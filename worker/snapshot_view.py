@@ -6,25 +6,40 @@ from collections import Counter
 from collections.abc import Iterable
 
 from protocol.control import SlotInfo, TreeNode
-from worker.block_pool import BlockPool
-from worker.slots import Slot, SlotTable, Snapshot
+from worker.slots import SlotState, Snapshot
+from worker.snapshots import SnapshotStore, UnknownSlot
 
 DIGEST_HEX = 8
 
 
-def slot_infos(
-    slots: SlotTable, pool: BlockPool, block_bytes: int, chosen: Iterable[int], now: float
-) -> list[SlotInfo]:
+def slot_info(store: SnapshotStore, slot: int) -> SlotInfo:
+    """Raises `UnknownSlot` for a slot that is free or does not exist."""
+    slots = store.slots
+    if not 0 <= slot < len(slots) or slots[slot].state is SlotState.FREE:
+        raise UnknownSlot(slot)
+    return _slot_infos(store, [slot])[0]
+
+
+def list_slots(store: SnapshotStore, cursor: int = 0, limit: int = 100) -> tuple[list[SlotInfo], int | None, int]:
+    """Up to `limit` slots in use from slot `cursor` on, the next page's cursor, and how many are in use."""
+    used = [slot for slot in range(len(store.slots)) if store.slots[slot].state is not SlotState.FREE]
+    rest = [slot for slot in used if slot >= cursor]
+    page, after = rest[: max(limit, 1)], rest[max(limit, 1) :]
+    return _slot_infos(store, page), after[0] if after else None, len(used)
+
+
+def _slot_infos(store: SnapshotStore, chosen: Iterable[int]) -> list[SlotInfo]:
     """The chosen slots, all in use. One that is reserved or being written has no snapshot yet to tell of."""
-    parents = {s.slot: s.node.snapshot_above() for s in slots.snapshots() if not s.leaving}
+    parents = {s.slot: s.node.snapshot_above() for s in store.slots.snapshots() if not s.leaving}
     children = Counter(above.slot for above in parents.values() if above)
+    now = store.clock()
     infos = []
     for slot in chosen:
-        row = slots[slot]
+        row = store.slots[slot]
         above = parents.get(slot)
         parent_slot = above.slot if above else None
         if row.snapshot is not None:
-            info = _snapshot_info(row.snapshot, row, pool, block_bytes, parent_slot, children[slot], now)
+            info = _snapshot_info(store, row.snapshot, parent_slot, children[slot], now)
         else:
             info = SlotInfo(
                 slot, str(row.state), row.generation, "", "", "", 0, 0, 0, 0, 0, False, 0, 0, 0.0, 0.0, None, 0
@@ -34,16 +49,10 @@ def slot_infos(
 
 
 def _snapshot_info(
-    snapshot: Snapshot,
-    row: Slot,
-    pool: BlockPool,
-    block_bytes: int,
-    parent_slot: int | None,
-    children: int,
-    now: float,
+    store: SnapshotStore, snapshot: Snapshot, parent_slot: int | None, children: int, now: float
 ) -> SlotInfo:
-    node = snapshot.node
-    own = sum(1 for block in snapshot.blocks if pool.refcount(block) == 1)
+    row, node = store.slots[snapshot.slot], snapshot.node
+    own = sum(1 for block in snapshot.blocks if store.pool.refcount(block) == 1)
     return SlotInfo(
         slot=snapshot.slot,
         state=str(row.state),
@@ -54,8 +63,8 @@ def _snapshot_info(
         tokens=snapshot.tokens,
         messages=node.messages,
         blocks=len(snapshot.blocks),
-        own_bytes=own * block_bytes,
-        total_bytes=len(snapshot.blocks) * block_bytes,
+        own_bytes=own * store.block_bytes,
+        total_bytes=len(snapshot.blocks) * store.block_bytes,
         pinned=snapshot.pinned,
         busy=row.readers,
         hits=node.hits,
@@ -66,8 +75,9 @@ def _snapshot_info(
     )
 
 
-def snapshot_tree(slots: SlotTable) -> list[TreeNode]:
+def snapshot_tree(store: SnapshotStore) -> list[TreeNode]:
     """The snapshots that the index names, each after the nearest shallower one of its conversation."""
+    slots = store.slots
     children: dict[int | None, list[Snapshot]] = {}
     for snapshot in sorted(slots.snapshots(), key=lambda s: (s.tokens, s.slot)):
         if not snapshot.leaving:

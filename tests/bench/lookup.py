@@ -18,6 +18,8 @@ from typing import NamedTuple
 from protocol.digest import chain_digests, root_digest
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool
+from worker.snapshot_finding import Finding
+from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
 PROMPT_TOKENS, BOUNDARIES, ENTRIES = 32_000, 80, 100_000
@@ -54,19 +56,20 @@ def measure(entries: int = ENTRIES, runs: int = RUNS) -> Times:
     message_tokens = PROMPT_TOKENS // BOUNDARIES
     pool = BlockPool(PROMPT_TOKENS // 32 + 2, 32)
     store = SnapshotStore(8, pool, 1, ghost_bytes=1 << 40)
+    finding, keeping = Finding(store), Keeping(store)
     for _ in range(entries // BOUNDARIES - 1):
-        store.note("", *conversation(source, OTHER_TOKENS), PROMPT_TOKENS)
+        keeping.note("", *conversation(source, OTHER_TOKENS), PROMPT_TOKENS)
     ids, boundaries = conversation(source, message_tokens)
     kept = boundaries[-2]
     blocks = pool.allocate(pool.blocks_for(kept.end))
-    reservation = store.reserve()
+    reservation = keeping.reserve()
     assert reservation is not None
-    assert store.commit(reservation, "", ids, kept, boundaries, blocks, stored_tokens=kept.end) is not None
-    store.note("", ids, boundaries, len(ids))
+    assert keeping.commit(reservation, "", ids, kept, boundaries, blocks, stored_tokens=kept.end) is not None
+    keeping.note("", ids, boundaries, len(ids))
     copy = array("i", ids)
 
     def lookup() -> None:
-        assert store.lookup("", copy, boundaries).depth == kept.end
+        assert finding.lookup("", copy, boundaries).depth == kept.end
 
     data, other = ids.tobytes(), copy.tobytes()
     return Times(_median(lookup, runs), _median(lambda: data == other, runs), store.index.node_count)

@@ -10,7 +10,10 @@ from protocol.digest import link_digest, root_digest
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool, OutOfBlocks
 from worker.lookup import Lookup
+from worker.snapshot_clearing import Clearing
+from worker.snapshot_finding import Finding
 from worker.snapshot_index import Node
+from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
 BLOCK_TOKENS = 4
@@ -69,6 +72,19 @@ def words(start: int, count: int) -> list[int]:
     return list(range(start * 100_000, start * 100_000 + count))
 
 
+HEAD = words(1, 30)
+SYSTEM = words(2, 40)
+
+
+def chat(turns: int, size: int = 20, head: list[int] | None = None, who: int = 10) -> Prompt:
+    """A head and `turns` messages of one conversation."""
+    return prompt(head or HEAD, *(words(who + turn, size) for turn in range(turns)))
+
+
+def one_shot(who: int, size: int = 12) -> Prompt:
+    return prompt(words(who, size), head=False)
+
+
 class Clock:
     """Seconds that pass when told to."""
 
@@ -113,6 +129,9 @@ class Engine:
         self.clock = Clock()
         self.pool = BlockPool(blocks + 1, block_tokens)
         self.store = SnapshotStore(slots, self.pool, block_bytes=100, clock=self.clock, **options)
+        self.finding = Finding(self.store)
+        self.keeping = Keeping(self.store)
+        self.clearing = Clearing(self.store)
         self.memory: dict[int, list[int | None]] = {}
         self.keys: dict[tuple[int, int], array[int]] = {}  # by slot and generation, as it was committed
         self.running: list[Run] = []
@@ -122,13 +141,13 @@ class Engine:
     def start(self, request: Prompt, hold: bool = False) -> Run:
         """Look up and restore. With `hold` the source stays pinned until `release_source`."""
         self.clock.now += 1
-        store = self.store
-        run = Run(request, store.lookup(request.tenant, request.ids, request.boundaries))
+        finding = self.finding
+        run = Run(request, finding.lookup(request.tenant, request.ids, request.boundaries))
         if run.lookup.slot is not None:
             # Where states are divisible, the lookup itself may have made it.
             self.keys.setdefault((run.lookup.slot, run.lookup.generation), request.ids[: run.lookup.depth])
             kept = self.kept()
-            restored = store.begin_restore(run.lookup.slot, run.lookup.generation)
+            restored = finding.begin_restore(run.lookup.slot, run.lookup.generation)
             assert restored is not None
             assert self.kept() == kept, "a hit consumed what it found"
             assert restored.tokens == run.lookup.depth < len(request)
@@ -137,13 +156,13 @@ class Engine:
             if not hold:
                 self.release_source(run)
         self.running.append(run)
-        run.wanted = store.wanted(request.tenant, request.ids, request.boundaries, run.computed)
+        run.wanted = self.keeping.wanted(request.tenant, request.ids, request.boundaries, run.computed)
         self.verify_run(run)
         return run
 
     def release_source(self, run: Run) -> None:
         assert run.slot is not None
-        self.store.end_restore(run.slot)
+        self.finding.end_restore(run.slot)
         run.restoring = False
 
     def compute(self, run: Run, to: int) -> None:
@@ -159,14 +178,14 @@ class Engine:
 
     def keep(self, run: Run, boundary: Boundary) -> int | None:
         protect = frozenset() if run.slot is None else frozenset({run.slot})
-        reservation = self.store.reserve(protect)
+        reservation = self.keeping.reserve(protect)
         if reservation is None:
             return None
         return self.commit(reservation, run, boundary)
 
     def commit(self, reservation, run: Run, boundary: Boundary, stored_tokens: int | None = None) -> int | None:
         request = run.prompt
-        slot = self.store.commit(
+        slot = self.keeping.commit(
             reservation,
             request.tenant,
             request.ids,
@@ -183,7 +202,7 @@ class Engine:
     def finish(self, run: Run) -> None:
         """The request is over, for whatever reason: what was computed is remembered, references go back."""
         request = run.prompt
-        self.store.note(request.tenant, request.ids, request.boundaries, run.computed)
+        self.keeping.note(request.tenant, request.ids, request.boundaries, run.computed)
         if run.restoring:
             self.release_source(run)
         self.pool.release(run.blocks)
@@ -231,7 +250,7 @@ class Engine:
         if index < len(run.blocks) and self.pool.refcount(run.blocks[index]) == 1:
             return
         protect = frozenset() if run.slot is None else frozenset({run.slot})
-        if not self.store.make_room(1, protect):
+        if not self.clearing.make_room(1, protect):
             raise OutOfBlocks(1, self.pool.free_count)
         (fresh,) = self.pool.allocate(1)
         if index < len(run.blocks):
@@ -251,3 +270,11 @@ def spelled(node: Node) -> array[int]:
     for part in reversed(parts):
         ids.frombytes(part)
     return ids
+
+
+def depths(engine: Engine, *requests: Prompt) -> list[int]:
+    return [engine.play(request).lookup.depth for request in requests]
+
+
+def found(run: Run) -> tuple[int, str, str]:
+    return run.lookup.depth, run.lookup.outcome, run.lookup.reason

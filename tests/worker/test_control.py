@@ -8,6 +8,7 @@ from scheduler_rig import Rig, one, text
 from snapshot_rig import prompt
 
 from protocol.control import VERBS, Explanation, Removed, SlotInfo, Stats, TreeNode
+from worker.snapshot_clearing import Clearing
 
 
 def busy_rig() -> Rig:
@@ -111,8 +112,8 @@ def test_a_refused_request_can_be_explained():
 
 def test_a_fault_in_looking_is_told_and_one_in_changing_ends_the_loop(monkeypatch):
     rig = busy_rig()
-    monkeypatch.setattr(rig.store, "tree", lambda: 1 / 0)
+    monkeypatch.setattr("worker.control.snapshot_tree", lambda store: 1 / 0)
     assert rig.ask("tree").error == "ZeroDivisionError in the worker"
-    monkeypatch.setattr(rig.store, "flush", lambda dry_run: 1 / 0)
+    monkeypatch.setattr(Clearing, "flush", lambda self, dry_run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rig.ask("flush")

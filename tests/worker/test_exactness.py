@@ -25,6 +25,7 @@ from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogp
 from worker.build import build
 from worker.config import WorkerSettings
 from worker.io import FromGateway
+from worker.snapshot_clearing import Clearing
 
 VOCAB, HIDDEN = 96, 48
 STEPS = 16
@@ -150,7 +151,7 @@ def test_hits_alone_and_among_others(worker, cold):
 
 
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
-    worker.engine._store.flush()
+    Clearing(worker.engine._store).flush()
     prime(worker)
     asked = {length: worker.ask(question(length), max_tokens=STEPS) for length in LENGTHS}
     worker.run()

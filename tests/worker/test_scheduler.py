@@ -10,6 +10,7 @@ from snapshot_rig import Prompt, prompt
 
 from protocol.messages import Accepted, Boundary, Completed, Failed, Finished, Generate, Progress, Sampling, Tokens
 from worker.io import FromGateway, GatewayLost
+from worker.snapshot_finding import Finding
 
 HEAD = text(1, 20)
 
@@ -428,15 +429,15 @@ def test_pinning_while_others_decode_fails_the_youngest_only():
     assert rig.kept() == [10]
 
 
-def test_room_is_looked_for_again_only_when_something_was_released():
+def test_room_is_looked_for_again_only_when_something_was_released(monkeypatch):
     rig = Rig(blocks=12)
     rig.serve(one(1, 12), max_tokens=1)
     rig.generate(one(2, 20), max_tokens=8, cache=False)
     rig.turns(2)
     waiting = rig.generate(one(1, 12), max_tokens=16)
     lookups = []
-    lookup = rig.store.lookup
-    rig.store.lookup = lambda *a, **k: lookups.append(a) or lookup(*a, **k)
+    lookup = Finding.lookup
+    monkeypatch.setattr(Finding, "lookup", lambda *a, **k: lookups.append(a) or lookup(*a, **k))
     rig.turn()
     assert not rig.events(waiting)
     before, node = len(lookups), rig.store.slots[0].snapshot.node
@@ -587,7 +588,7 @@ def test_restores_and_commits_are_timed():
 def test_a_lookup_that_finds_what_is_gone_at_once_starts_cleanly(monkeypatch):
     rig = Rig()
     rig.serve(one(1, 20))
-    monkeypatch.setattr(rig.store, "begin_restore", lambda *_: None)
+    monkeypatch.setattr(Finding, "begin_restore", lambda *_: None)
     request = rig.serve(one(1, 20))
     rig.assert_answered(request)
     accepted = rig.accepted(request)

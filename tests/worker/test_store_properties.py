@@ -15,9 +15,12 @@ from snapshot_rig import Engine, Prompt, Run, prompt, strong, weak
 import worker.snapshots
 from worker.block_pool import BlockError, BlockPool, OutOfBlocks
 from worker.invariants import InvariantViolation
-from worker.slots import IllegalTransition, SlotState, Snapshot
+from worker.slots import IllegalTransition, Reservation, SlotState, Snapshot
+from worker.snapshot_clearing import Clearing
+from worker.snapshot_finding import Finding
 from worker.snapshot_index import SnapshotIndex, Walk
-from worker.snapshots import Reservation, SnapshotStore
+from worker.snapshot_view import list_slots, snapshot_tree
+from worker.snapshots import SnapshotStore
 
 SLOTS = 3
 BLOCKS = 14
@@ -36,6 +39,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.engine = Engine(SLOTS, BLOCKS, divisible=self.divisible)
         self.store = self.engine.store
+        self.finding, self.keeping, self.clearing = self.engine.finding, self.engine.keeping, self.engine.clearing
         self.reservations: list[Reservation] = []
         self.histories: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
         # What the model knows: the key of each slot's snapshot by slot and generation, and all keys ever computed.
@@ -107,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reserve(self):
         states = self._states()
-        reservation = self.store.reserve()
+        reservation = self.keeping.reserve()
         if reservation is not None:
             self.reservations.append(reservation)
         assert self._states(but=reservation) == {s: v for s, v in states.items() if self._not_of(reservation, s)}
@@ -116,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_write(self, data):
         reservation = data.draw(st.sampled_from(self.reservations))
-        if self.store.begin_write(reservation) is None:
+        if self.keeping.begin_write(reservation) is None:
             self.reservations.remove(reservation)
 
     @precondition(lambda self: self.reservations)
@@ -125,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
         reservation = data.draw(st.sampled_from(self.reservations))
         self.reservations.remove(reservation)
         before = self._states(but=reservation)
-        self.store.abort(reservation, "failed")
+        self.keeping.abort(reservation, "failed")
         assert self._states(but=reservation) == before
 
     @precondition(lambda self: self.reservations and any(run.computed for run in self.engine.running))
@@ -161,17 +165,17 @@ class StoreMachine(RuleBasedStateMachine):
             case "flush":
                 self._flush(data.draw(st.booleans()))
             case "memory":
-                self.store.drop_all("oom")
+                self.clearing.drop_all("oom")
                 self.pinned = []
                 assert self.engine.kept() == []
 
     def _flush(self, dry_run: bool) -> None:
         before = self._states()
         free = self.engine.pool.free_count
-        removed = self.store.flush(dry_run)
+        removed = self.clearing.flush(dry_run)
         if dry_run:
             assert self._states() == before
-            removed = self.store.flush()
+            removed = self.clearing.flush()
         assert removed.freed_bytes == (self.engine.pool.free_count - free) * self.store.block_bytes
         assert set(self.engine.slots_at(*self.engine.kept())) <= set(removed.busy)
 
@@ -179,10 +183,10 @@ class StoreMachine(RuleBasedStateMachine):
         held = [s.slot for s in self.store.slots.snapshots()]
         if held:
             chosen = data.draw(st.lists(st.sampled_from(held), min_size=1))
-            planned = self.store.evict(chosen, dry_run=True)
+            planned = self.clearing.evict(chosen, dry_run=True)
             if not dry_run:
                 free = self.engine.pool.free_count
-                done = self.store.evict(chosen)
+                done = self.clearing.evict(chosen)
                 assert (done.removed, done.busy, done.freed_bytes) == (
                     planned.removed,
                     planned.busy,
@@ -194,12 +198,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_snapshot_is_pinned(self, data):
         snapshot = data.draw(st.sampled_from([s for s in self.store.slots.snapshots() if not s.leaving]))
-        self.store.pin(snapshot.slot)
+        self.clearing.pin(snapshot.slot)
         self.pinned.append(snapshot)
 
     def _unpin(self) -> None:
         for snapshot in self.pinned:
-            self.store.unpin(snapshot.slot)
+            self.clearing.unpin(snapshot.slot)
         self.pinned = []
 
     def _make_room(self, data: st.DataObject, blocks: int) -> None:
@@ -207,7 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
         protect = frozenset(data.draw(st.sets(st.sampled_from(held))) if held else ())
         kept = {s.slot for s in self.store.slots.snapshots() if s.pinned or s.slot in protect}
         before = self._states()
-        if self.store.make_room(blocks, protect):
+        if self.clearing.make_room(blocks, protect):
             assert self.engine.pool.free_count >= blocks
         else:
             assert self._states() == before
@@ -230,26 +234,26 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def reading_disturbs_nothing(self):
         before = self._recency()
-        slots, following, total = self.store.list_slots(0, SLOTS)
+        slots, following, total = list_slots(self.store, 0, SLOTS)
         assert following is None
         assert total == len(slots) == SLOTS - self.store.slot_states()["free"]
         assert sum(1 for info in slots if info.tokens) == self.store.snapshot_count
         assert self.store.snapshot_bytes <= self.engine.pool.used_count * self.store.block_bytes
-        assert sorted(node.tokens for node in self.store.tree()) == self.engine.kept()
+        assert sorted(node.tokens for node in snapshot_tree(self.store)) == self.engine.kept()
         for tenant, history in self.histories[-3:]:
             request = self._prompt(tenant, history)
-            self.store.lookup(tenant, request.ids, request.boundaries, peek=True)
+            self.finding.lookup(tenant, request.ids, request.boundaries, peek=True)
         assert self._recency() == before
 
     def teardown(self):
         for run in list(self.engine.running):
             self.engine.finish(run)
         for reservation in self.reservations:
-            self.store.abort(reservation, "cancelled")
+            self.keeping.abort(reservation, "cancelled")
         self.engine.check()
         for slot in [s.slot for s in self.store.slots.snapshots()]:
-            self.store.unpin(slot)
-        self.store.flush()
+            self.clearing.unpin(slot)
+        self.clearing.flush()
         # Nobody holds anything: all memory and all slots are back.
         assert self.engine.pool.free_count == BLOCKS
         assert self.store.slot_states()["free"] == SLOTS
@@ -432,33 +436,33 @@ def trust_digests(patch):
 
 def consume_on_hit(patch):
     """A hit takes the entry out of the table."""
-    begin_restore = SnapshotStore.begin_restore
+    begin_restore = Finding.begin_restore
 
     def consuming(self, slot, generation):
         restored = begin_restore(self, slot, generation)
-        self._retire(self.slots[slot].snapshot, "slots")
+        self._store.retire(self._store.slots[slot].snapshot, "slots")
         return restored
 
-    patch.setattr(SnapshotStore, "begin_restore", consuming)
+    patch.setattr(Finding, "begin_restore", consuming)
 
 
 def ignore_pins(patch):
     """What is pinned may be evicted."""
-    stays = SnapshotStore._stays
-    patch.setattr(SnapshotStore, "_stays", lambda self, s: not s.pinned and stays(self, s))
+    stays = SnapshotStore.stays
+    patch.setattr(SnapshotStore, "stays", lambda self, s: not s.pinned and stays(self, s))
 
 
 def keep_the_victim_of_a_write(patch):
     """The victim of a reservation is overwritten, its entry stays: the burned slot."""
 
-    def empty_slot(self, reservation):
-        for snapshot in self.slots.snapshots():
-            if not self._stays(snapshot):
-                self.slots[snapshot.slot].state = SlotState.RESERVED
+    def slot_for(self, reservation):
+        for snapshot in self._store.slots.snapshots():
+            if not self._store.stays(snapshot):
+                self._store.slots[snapshot.slot].state = SlotState.RESERVED
                 return snapshot.slot
         return None
 
-    patch.setattr(SnapshotStore, "_empty_slot", empty_slot)
+    patch.setattr(Clearing, "slot_for", slot_for)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Clearing: snapshots go because room is short, the operator says so, or they are not to be trusted."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+
+from protocol.control import Removed
+from protocol.messages import Boundary
+from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
+from worker.slots import EvictionCause, Reservation, Snapshot
+from worker.snapshots import SnapshotStore
+
+
+class Clearing:
+    """Chooses what goes, and lets it go. What is pinned or in use stays, but where the text says otherwise."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+
+    def make_room(self, blocks_needed: int, protect: Collection[int] = frozenset()) -> bool:
+        """Evict until `blocks_needed` blocks are free. False, and nothing evicted, where that cannot be had."""
+        store = self._store
+        short = blocks_needed - store.pool.free_count
+        if short <= 0:
+            return True
+        if short > store.held_count:
+            return False
+        victims = choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.pause)
+        if victims is None:
+            return False
+        store.remove(victims, "blocks")
+        store.index.trim()
+        return True
+
+    def give_up(self, block: int) -> bool:
+        """Evict the snapshots that share a block with its one other holder, which then need not copy it.
+
+        False, and nothing evicted, where one of them must stay or there are more holders.
+        """
+        store = self._store
+        held = store.held[block]
+        sharing = [s for s in store.slots.snapshots() if block in s.blocks]
+        if not held or store.pool.refcount(block) != held + 1 or any(store.stays(s) for s in sharing):
+            return False
+        store.remove([snapshot.slot for snapshot in sharing], "blocks")
+        store.index.trim()
+        return True
+
+    def slot_for(self, reservation: Reservation) -> int | None:
+        """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
+        store = self._store
+        candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
+        victim = choose_for_slot(candidates, reservation.newcomer, extends=reservation.extends, pause=store.pause)
+        if victim is None:
+            store.aborts["not_worth" if candidates else "no_slot"] += 1
+            return None
+        store.remove([victim], "slots")
+        return store.slots.reserve()
+
+    def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:
+        """A hit at the last of `boundaries` was proved wrong: its snapshot goes, and all that was built on it."""
+        store = self._store
+        chain, _ = store.index.walk(tenant, token_ids.tobytes(), boundaries)
+        if len(chain) < len(boundaries):
+            return
+        for node in [node for node in chain[-1].subtree() if node.slot is not None]:
+            store.drop_stale(node, "verify")
+        store.index.trim()
+
+    def drop_all(self, cause: EvictionCause) -> None:
+        """Everything goes, pinned too; what is being restored from is no longer found and goes when released."""
+        store = self._store
+        for snapshot in store.slots.snapshots():
+            if not snapshot.leaving:
+                store.retire(snapshot, cause)
+        store.index.trim()
+
+    def evict(self, slots: Iterable[int], dry_run: bool = False) -> Removed:
+        """Remove these snapshots, but not busy or pinned ones. Raises `UnknownSlot` before anything goes."""
+        chosen = [self._store.known(slot) for slot in dict.fromkeys(slots)]
+        return self._clear(chosen, "operator", dry_run)
+
+    def flush(self, dry_run: bool = False) -> Removed:
+        """Remove all but pinned snapshots; busy ones are no longer found and go when released."""
+        store = self._store
+        chosen = [snapshot for snapshot in store.slots.snapshots() if not snapshot.leaving]
+        removed = self._clear(chosen, "flush", dry_run)
+        if not dry_run:
+            for slot in removed.busy:
+                snapshot = store.known(slot)
+                if not snapshot.pinned:
+                    store.retire(snapshot, "flush")
+        return removed
+
+    def pin(self, slot: int) -> None:
+        """Keep this snapshot whatever is short, until `unpin`. Raises `UnknownSlot`."""
+        self._store.known(slot).pinned = True
+
+    def unpin(self, slot: int) -> None:
+        """Raises `UnknownSlot`."""
+        self._store.known(slot).pinned = False
+
+    def _clear(self, chosen: Sequence[Snapshot], cause: EvictionCause, dry_run: bool) -> Removed:
+        store = self._store
+        going = [snapshot for snapshot in chosen if not store.stays(snapshot)]
+        busy = [snapshot.slot for snapshot in chosen if store.stays(snapshot)]
+        slots = [snapshot.slot for snapshot in going]
+        if dry_run:
+            counts: dict[int, int] = {}
+            for snapshot in going:
+                for block in snapshot.blocks:
+                    counts[block] = counts.get(block, 0) + 1
+            freed = sum(1 for block, count in counts.items() if count == store.pool.refcount(block))
+        else:
+            freed = store.remove(slots, cause)
+            store.index.trim()
+        return Removed(slots, busy, freed * store.block_bytes, dry_run)
+
+    def _candidates(self, protect: Collection[int]) -> list[Candidate]:
+        store = self._store
+        now = store.clock()
+        candidates = []
+        for snapshot in store.slots.snapshots():
+            if snapshot.leaving:
+                continue
+            node = snapshot.node
+            above = node.snapshot_above()
+            candidates.append(
+                Candidate(
+                    slot=snapshot.slot,
+                    parent=above.slot if above else None,
+                    start=above.end if above else 0,
+                    end=node.end,
+                    interior=node.snapshots_below > 0,
+                    anchor=node.kind == "head" or node.is_branch,
+                    returned=snapshot.returned or node.hits > 0,
+                    idle_seconds=now - (node.asked_at if node.snapshots_below else node.used_at),
+                    last_used=node.last_used,
+                    blocks=snapshot.blocks,
+                    fixed=snapshot.slot in protect or store.stays(snapshot),
+                )
+            )
+        return candidates

@@ -1,0 +1,113 @@
+"""Finding: the deepest snapshot on a request's verified chain, and references to what it holds.
+
+Nothing that is found is consumed, moved or changed by it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protocol.messages import Boundary
+from worker.lookup import Lookup, explain
+from worker.slots import SlotState
+from worker.snapshot_keeping import Keeping
+from worker.snapshots import SnapshotStore
+
+SHORTEST_PAUSE = 1.0  # seconds: what comes back sooner came together
+PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, into the typical one
+
+
+class Restored(NamedTuple):
+    """References taken for a sequence: the blocks of its first `tokens` tokens, the last one perhaps half full."""
+
+    blocks: list[int]
+    tokens: int
+
+
+class Finding:
+    """What a request may start from. See the module."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._keeping = Keeping(store)
+
+    def lookup(
+        self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], *, peek: bool = False
+    ) -> Lookup:
+        """The deepest snapshot on the request's verified chain, and why it is not deeper.
+
+        Marks the chain as used and drops entries that prove stale, unless it only peeks. Where states are divisible,
+        a boundary that a deeper snapshot passes gets one of its own first.
+        """
+        store = self._store
+        if not len(store.slots):
+            return Lookup(None, 0, 0, "miss", "disabled", 0, None, None)
+        data = token_ids.tobytes()
+        chain, clash = store.index.walk(tenant, data, boundaries)
+        refused = 0
+        if clash is not None:
+            refused = boundaries[len(chain)].end
+            if not peek:
+                store.drop_clash(clash)
+        found = None
+        for node in reversed(chain):
+            if node.end >= len(token_ids):
+                continue
+            if node.slot is None and (peek or not self._keeping.cut_out(node)):
+                continue
+            fault = store.fault(node)
+            if fault is None:
+                found = node
+                break
+            refused = max(refused, node.end)
+            if not peek:
+                store.drop_stale(node, fault)
+        result = explain(
+            boundaries, len(token_ids), chain, found, refused, store.index.common_prefix(tenant, data, chain)
+        )
+        if not peek:
+            if chain:
+                store.index.touch(chain[-1], store.clock())
+            store.index.trim()
+        return result
+
+    def begin_restore(self, slot: int, generation: int, *, asked: bool = True) -> Restored | None:
+        """Take references for a sequence and pin the slot until `end_restore`.
+
+        `asked` counts it as a hit; work of our own is none.
+
+        None, and nothing taken, where the slot no longer holds what was looked up: start from cleared state.
+        """
+        store = self._store
+        snapshot = store.snapshot_in(slot)
+        if snapshot is None or snapshot.leaving or store.slots[slot].generation != generation:
+            return None
+        if snapshot.node.slot != slot:
+            store.stale_drops["generation"] += 1
+            return None
+        fault = store.fault(snapshot.node)
+        if fault is not None:
+            store.drop_stale(snapshot.node, fault)
+            return None
+        store.slots.acquire(slot)
+        store.pool.share(snapshot.blocks)
+        if asked:
+            snapshot.node.hits += 1
+            now = store.clock()
+            gap = max(now - snapshot.node.asked_at, SHORTEST_PAUSE)
+            store.pause *= (gap / store.pause) ** PAUSE_STEP
+            snapshot.node.asked_at = now
+            store.index.touch(snapshot.node, now)
+        return Restored(list(snapshot.blocks), snapshot.tokens)
+
+    def end_restore(self, slot: int) -> None:
+        """The sequence has what it needs. Its references stay its own."""
+        store = self._store
+        store.slots.release(slot)
+        snapshot = store.snapshot_in(slot)
+        assert snapshot is not None
+        if snapshot.leaving and store.slots[slot].state is SlotState.READY:
+            store.free(snapshot)
+            store.index.trim()

@@ -1,0 +1,181 @@
+"""Keeping: which boundaries are worth a snapshot, and the way of one from a reserved slot into the index.
+
+Nothing is copied: a snapshot takes references to blocks that are filled already.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from protocol.messages import Boundary
+from worker.eviction import recompute_cost
+from worker.placement import worth_keeping
+from worker.slots import Reservation
+from worker.snapshot_clearing import Clearing
+from worker.snapshot_index import Node
+from worker.snapshots import AbortCause, SnapshotStore
+
+
+class Keeping:
+    """Reservations and commits. See the module."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._clearing = Clearing(store)
+
+    def wanted(
+        self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], depth: int
+    ) -> list[Boundary]:
+        """The boundaries deeper than `depth` that are worth a snapshot. Ask before the request is noted."""
+        if not len(self._store.slots):
+            return []
+        chain = self._store.index.walk(tenant, token_ids.tobytes(), boundaries).chain
+        return worth_keeping(boundaries, len(token_ids), depth, chain)
+
+    def note(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], computed_to: int) -> None:
+        """Remember the boundaries up to `computed_to` as computed, so that later requests may branch there."""
+        store = self._store
+        if not len(store.slots):
+            return
+        data = token_ids.tobytes()
+        done = [boundary for boundary in boundaries if boundary.end <= computed_to]
+        chain, clash = store.index.walk(tenant, data, done)
+        if clash is None:
+            store.index.extend(tenant, data, done, chain, store.clock())
+            store.index.trim()
+
+    def reserve(self, protect: Collection[int] = frozenset()) -> Reservation | None:
+        """The right to a slot; None, counted as an abort, where all are in use, pinned, protected or reserved.
+
+        Changes nothing but the free list: what must go stays until the write begins, and may be hit meanwhile.
+        `protect` are slots that must not go.
+        """
+        store = self._store
+        slot = store.slots.reserve()
+        if slot is None:
+            promised = sum(1 for other in store.reservations if other.slot is None)
+            can_go = sum(1 for s in store.slots.snapshots() if s.slot not in protect and not store.stays(s))
+            if can_go <= promised:
+                store.aborts["no_slot"] += 1
+                return None
+        reservation = Reservation(slot, frozenset(protect))
+        store.reservations.add(reservation)
+        return reservation
+
+    def begin_write(self, reservation: Reservation) -> int | None:
+        """The slot to write to, its former snapshot gone and its generation new. None: aborted, nothing to have.
+
+        For state that is copied into the slot before `commit`, which otherwise does this itself.
+        """
+        store = self._store
+        self._require_open(reservation)
+        if reservation.written:
+            return reservation.slot
+        if reservation.slot is None:
+            reservation.slot = store.slots.reserve()
+        if reservation.slot is None:
+            reservation.slot = self._clearing.slot_for(reservation)
+        if reservation.slot is None:
+            store.reservations.remove(reservation)
+            return None
+        store.slots.begin_write(reservation.slot)
+        reservation.written = True
+        return reservation.slot
+
+    def commit(
+        self,
+        reservation: Reservation,
+        tenant: str,
+        token_ids: array[int],
+        boundary: Boundary,
+        boundaries: Sequence[Boundary],
+        blocks: Sequence[int],
+        *,
+        stored_tokens: int,
+    ) -> int | None:
+        """Publish a snapshot of token_ids[:boundary.end], whose KV is in `blocks`; returns its slot.
+
+        The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
+        (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
+        `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised.
+        """
+        store = self._store
+        self._require_open(reservation)
+        path = [known for known in boundaries if known.end <= boundary.end]
+        if not path or path[-1] != boundary:
+            raise ValueError("the boundary is not one of the request's")
+        if any(before.end >= after.end for before, after in pairwise(path)):
+            raise ValueError("the boundaries do not rise")
+        exact = boundary.end == stored_tokens <= len(token_ids)
+        if not exact or len(blocks) != store.pool.blocks_for(stored_tokens):
+            self.abort(reservation, "length")
+            return None
+        data = token_ids[: boundary.end].tobytes()
+        chain, clash = store.index.walk(tenant, data, path)
+        if clash is not None and not store.drop_clash(clash):
+            self.abort(reservation, "collision")
+            return None
+        if len(chain) == len(path) and chain[-1].slot is not None:
+            fault = store.fault(chain[-1])
+            if fault is None:
+                self.abort(reservation, "duplicate")
+                return None
+            store.drop_stale(chain[-1], fault)
+        start = max((node.end for node in chain if node.slot is not None), default=0)
+        reservation.newcomer, reservation.extends = recompute_cost(start, boundary.end), start > 0
+        kept = tuple(blocks)
+        store.pool.share(kept)
+        slot = self.begin_write(reservation)
+        if slot is None:
+            store.pool.release(kept)
+            return None
+        node = store.index.extend(tenant, data, path, chain, store.clock())
+        assert node is not None
+        store.publish(reservation, node, slot, kept)
+        store.index.trim()
+        return slot
+
+    def abort(self, reservation: Reservation, cause: AbortCause) -> None:
+        """Give the slot back. If nothing was written, nothing else has changed."""
+        store = self._store
+        self._require_open(reservation)
+        store.reservations.remove(reservation)
+        store.aborts[cause] += 1
+        slot = reservation.slot
+        if slot is None:
+            return
+        if reservation.written:
+            store.slots.begin_evict(slot)
+            store.slots.finish_evict(slot)
+        else:
+            store.slots.give_back(slot)
+
+    def cut_out(self, node: Node) -> bool:
+        """Keep a known boundary by sharing the first blocks of a deeper snapshot, if there is one, and a slot."""
+        store = self._store
+        if not store.divisible or not node.snapshots_below:
+            return False
+        deeper = next(below for below in node.subtree() if below.slot is not None)
+        if store.fault(deeper) is not None:
+            return False
+        assert deeper.slot is not None
+        reservation = self.reserve({deeper.slot})
+        if reservation is None:
+            return False
+        above = node.snapshot_above()
+        start = above.end if above else 0
+        reservation.newcomer, reservation.extends = recompute_cost(start, node.end), start > 0
+        kept = store.known(deeper.slot).blocks[: store.pool.blocks_for(node.end)]
+        store.pool.share(kept)
+        slot = self.begin_write(reservation)
+        if slot is None:
+            store.pool.release(kept)
+            return False
+        store.publish(reservation, node, slot, kept)
+        return True
+
+    def _require_open(self, reservation: Reservation) -> None:
+        if reservation not in self._store.reservations:
+            raise ValueError("this reservation was committed or aborted before")
