@@ -27,8 +27,10 @@ from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
 from worker.memory import pool_blocks
 from worker.metrics import StateCollector, WorkerMetrics
 from worker.model_config import ModelConfig, load_config
+from worker.model_error import ModelError
 from worker.model_runner import ModelRunner
-from worker.models.llama import LlamaModel
+from worker.model_shape import DeltaLayer
+from worker.models import model_class
 from worker.row_check import check_rows
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
@@ -51,12 +53,14 @@ def build(
         torch.set_num_threads(settings.threads)
     torch.set_grad_enabled(False)
     config = load_config(path)
+    if any(isinstance(layer, DeltaLayer) for layer in config.layers):
+        raise ModelError(f"model_type: serving {config.architecture} is not implemented")
     dtype = _dtype(settings.dtype, device)
     dtype_name = "int4" if settings.dtype == "int4" else str(dtype).removeprefix("torch.")
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
-    model = LlamaModel(config, weights, dtype, device, max_model_len, packed=settings.dtype == "int4")
+    model = model_class(config)(config, weights, dtype, device, max_model_len, settings.dtype == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
         config.architecture,

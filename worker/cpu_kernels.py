@@ -42,17 +42,20 @@ def attend_rows(
     tables: Ints,
     lengths: Ints,
     block_tokens: int,
+    window: int,
     out: Floats,
 ) -> None:
     """Decode attention of one layer: norm and turn q and k, store k and v, attend over the blocks.
 
-    qkv [rows, heads + 2 * kv_heads, dim]; cos, sin [rows, dim] as in `RotaryTable`; q_weight, k_weight [dim], or
-    [0] where heads have no norm; keys, values [kv_heads, pool tokens, dim]; tables [lengths, blocks]; lengths: the
-    position of each new token; out [rows, heads, dim], rows past the lengths are padding and become zero.
+    qkv [rows, heads + 2 * kv_heads, dim], or [rows, heads, dim] where keys and values are there already; cos, sin
+    [rows, dim] as `Rotary` gives them; q_weight, k_weight [dim], or [0] where heads have no norm; keys, values
+    [kv_heads, pool tokens, dim]; tables [lengths, blocks]; lengths: the position of each new token; window: how many
+    tokens a row sees, 0 for all; out [rows, heads, dim], rows past the lengths are padding and become zero.
     """
     kv_heads, _, dim = keys.shape
-    heads = qkv.shape[1] - 2 * kv_heads
+    heads = out.shape[1]
     group = heads // kv_heads
+    stores = qkv.shape[1] > heads
     scale = np.float32(1.0 / math.sqrt(dim))
     query = np.empty((heads, dim), np.float32)
     turned = np.empty(dim, np.float32)
@@ -60,20 +63,23 @@ def attend_rows(
     out[len(lengths) :] = np.float32(0)
     for row in range(len(lengths)):
         length = lengths[row]
+        first_token = max(length + 1 - window, 0) if window else 0
         token = tables[row, length // block_tokens] * block_tokens + length % block_tokens
         for head in range(heads):
             _turn(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), turned)
             for i in range(dim):
                 query[head, i] = turned[i] * scale
-        for head in range(kv_heads):
-            _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
-            values[head, token, :] = qkv[row, heads + kv_heads + head, :]
+        if stores:
+            for head in range(kv_heads):
+                _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
+                values[head, token, :] = qkv[row, heads + kv_heads + head, :]
         for kv_head in range(kv_heads):
             first = kv_head * group
-            _score(query[first : first + group], keys[kv_head], tables[row], length, block_tokens, scores)
+            last = first + group
+            _score(query[first:last], keys[kv_head], tables[row], first_token, length, block_tokens, scores)
             for member in range(group):
-                _softmax(scores[member], length + 1)
-            _mix(scores, values[kv_head], tables[row], length, block_tokens, out[row, first : first + group])
+                _softmax(scores[member], length + 1 - first_token)
+            _mix(scores, values[kv_head], tables[row], first_token, length, block_tokens, out[row, first:last])
 
 
 @_kernel
@@ -91,8 +97,8 @@ def store_rows(
 ) -> None:
     """The part of a prefill layer before attention: norm and turn q and k, store k and v of the real rows.
 
-    Shapes as in `attend_rows`; tokens: the pool token of each real row, rows past them are padding; queries
-    [heads, rows, dim] takes the turned queries of all rows.
+    Shapes as in `attend_rows`; tokens: the pool token of each real row, rows past them are padding, and all are where
+    keys and values are there already; queries [heads, rows, dim] takes the turned queries of all rows.
     """
     heads, rows, _ = queries.shape
     kv_heads = keys.shape[0]
@@ -104,6 +110,21 @@ def store_rows(
         for head in range(kv_heads):
             _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
             values[head, token, :] = qkv[row, heads + kv_heads + head, :]
+
+
+@_kernel
+def rotary_factors(positions: Ints, frequencies: Floats, cos: Floats, sin: Floats) -> None:
+    """cos and sin [rows, 2 * pairs] of positions [rows] and frequencies [pairs], as `Rotary` describes them."""
+    pairs = len(frequencies)
+    for row in range(len(positions)):
+        position = np.float32(positions[row])
+        for i in range(pairs):
+            angle = np.float64(position * frequencies[i])
+            across, along = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+            cos[row, i] = across
+            cos[row, pairs + i] = across
+            sin[row, i] = -along
+            sin[row, pairs + i] = along
 
 
 @_inlined
@@ -131,19 +152,21 @@ def _turn(x: Floats, cos: Floats, sin: Floats, weight: Floats, eps: np.float32, 
 
 
 @_kernel
-def _score(query: Floats, keys: Floats, table: Ints, length: int, block_tokens: int, scores: Floats) -> None:
-    """scores[member, t] = query[member] . key of token t, for t up to and with `length`."""
+def _score(
+    query: Floats, keys: Floats, table: Ints, first: int, length: int, block_tokens: int, scores: Floats
+) -> None:
+    """scores[member, t - first] = query[member] . key of token t, for t from `first` up to and with `length`."""
     group, dim = query.shape
-    for block in range(length // block_tokens + 1):
+    for block in range(first // block_tokens, length // block_tokens + 1):
         start = block * block_tokens
         base = table[block] * block_tokens
-        for t in range(min(block_tokens, length + 1 - start)):
+        for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
             key = keys[base + t]
             for member in range(group):
                 total = np.float32(0)
                 for i in range(dim):
                     total += query[member, i] * key[i]
-                scores[member, start + t] = total
+                scores[member, start + t - first] = total
 
 
 @_kernel
@@ -182,16 +205,18 @@ def _exp(x: np.float32) -> np.float32:
 
 
 @_kernel
-def _mix(weights: Floats, values: Floats, table: Ints, length: int, block_tokens: int, out: Floats) -> None:
-    """out[member] = sum over t of weights[member, t] * value of token t."""
+def _mix(
+    weights: Floats, values: Floats, table: Ints, first: int, length: int, block_tokens: int, out: Floats
+) -> None:
+    """out[member] = sum over t of weights[member, t - first] * value of token t."""
     group, dim = out.shape
     out[:] = np.float32(0)
-    for block in range(length // block_tokens + 1):
+    for block in range(first // block_tokens, length // block_tokens + 1):
         start = block * block_tokens
         base = table[block] * block_tokens
-        for t in range(min(block_tokens, length + 1 - start)):
+        for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
             value = values[base + t]
             for member in range(group):
-                weight = weights[member, start + t]
+                weight = weights[member, start + t - first]
                 for i in range(dim):
                     out[member, i] += weight * value[i]

@@ -33,3 +33,10 @@ def split_heads(
         return q, rotate(rms_norm(qkv[:, heads : heads + kv_heads], norms.k, norms.eps), cos, sin), v
     turned = rotate(qkv[:, : heads + kv_heads], cos, sin)
     return turned[:, :heads], turned[:, heads:], v
+
+
+def turned_queries(q: Tensor, norms: HeadNorms | None, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries [rows, heads, dim] of a layer that has nothing but queries, normed and turned."""
+    if norms is not None:
+        q = rms_norm(q, norms.q, norms.eps)
+    return rotate(q, cos.unsqueeze(1), sin.unsqueeze(1))

@@ -1,8 +1,10 @@
 """The tensors of the paged KV pool. Which block belongs to whom is `block_pool.py`'s business.
 
-One tensor [layers, 2, kv_heads, blocks, block_tokens, head_dim]: within a layer the blocks of one head lie side by
-side, so a run of consecutive block ids is read in place and any other list is gathered in one call. Block 0 stays
-zero: it pads block lists up to the key length that attention wants.
+Layers with heads of one number and size lie in one tensor [layers, 2, kv_heads, blocks, block_tokens, head_dim]:
+within a layer the blocks of one head lie side by side, so a run of consecutive block ids is read in place and any
+other list is gathered in one call. A block is a place in every layer. Layers that read another's keys and values, and
+those that do not attend, have no memory here. Block 0 stays zero: it pads block lists up to the key length that
+attention wants.
 """
 
 from __future__ import annotations
@@ -15,14 +17,24 @@ import torch
 from torch import Tensor
 
 from worker.cpu_kernels import Floats
-from worker.model_config import ModelConfig
+from worker.model_shape import AttentionLayer, LayerShape, ModelConfig
 
 BLOCK_TOKENS = 32
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
-    return config.num_layers * 2 * config.num_kv_heads * BLOCK_TOKENS * config.head_dim * dtype.itemsize
+    keeping = _keeping(config.layers).values()
+    return sum(2 * layer.num_kv_heads * layer.head_dim for layer in keeping) * BLOCK_TOKENS * dtype.itemsize
+
+
+def _keeping(layers: Sequence[LayerShape]) -> dict[int, AttentionLayer]:
+    """The layers that have keys and values of their own, by index."""
+    return {
+        index: layer
+        for index, layer in enumerate(layers)
+        if isinstance(layer, AttentionLayer) and layer.shares_kv_with is None
+    }
 
 
 class KVCache:
@@ -36,14 +48,26 @@ class KVCache:
         device: torch.device,
         layers: int | None = None,
     ) -> None:
-        shape = (layers or config.num_layers, 2, config.num_kv_heads, num_blocks, BLOCK_TOKENS, config.head_dim)
-        self.memory = _zeros(shape, dtype, device)
+        """`layers`: hold only that many of the first ones."""
+        self.layers = config.layers[:layers]
         self.num_blocks = num_blocks
-        # Per layer: keys and values by token row [2, kv_heads, blocks * block_tokens, head_dim].
-        self._rows = list(self.memory.flatten(3, 4).unbind(0))
-        self.kv_heads = config.num_kv_heads
-        on_cpu = device.type == "cpu" and dtype == torch.float32
-        self._arrays = [(rows[0].numpy(), rows[1].numpy()) for rows in self._rows] if on_cpu else []
+        self.dtype = dtype
+        self.device = device
+        alike: dict[tuple[int, int], list[int]] = {}
+        for index, layer in _keeping(self.layers).items():
+            alike.setdefault((layer.num_kv_heads, layer.head_dim), []).append(index)
+        self.memories: list[Tensor] = []
+        # Of each layer, by token row [2, kv_heads, blocks * block_tokens, head_dim].
+        self._rows: dict[int, Tensor] = {}
+        for (kv_heads, head_dim), members in alike.items():
+            memory = _zeros((len(members), 2, kv_heads, num_blocks, BLOCK_TOKENS, head_dim), dtype, device)
+            self.memories.append(memory)
+            self._rows.update(zip(members, memory.flatten(3, 4).unbind(0), strict=True))
+        for index, shape in enumerate(self.layers):
+            if isinstance(shape, AttentionLayer) and shape.shares_kv_with is not None:
+                self._rows[index] = self._rows[shape.shares_kv_with]
+        self.has_arrays = device.type == "cpu" and dtype == torch.float32
+        """Whether `arrays` can be had."""
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [tokens, kv_heads, head_dim] at token rows (block * block_tokens + offset) [tokens]."""
@@ -53,35 +77,33 @@ class KVCache:
 
     def read(self, layer: int, blocks: BlockRun | Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, each [kv_heads, tokens, head_dim], of a block list. A run is a view: do not write."""
+        keys, values = self._rows[layer].unbind(0)
         if isinstance(blocks, BlockRun):
-            keys, values = self._rows[layer].unbind(0)
             span = slice(blocks.first * BLOCK_TOKENS, (blocks.first + blocks.count) * BLOCK_TOKENS)
             return keys[:, span], values[:, span]
-        pair = self.memory[layer]
-        return pair[0].index_select(1, blocks).flatten(1, 2), pair[1].index_select(1, blocks).flatten(1, 2)
-
-    @property
-    def has_arrays(self) -> bool:
-        """Whether `arrays` can be had: float32 on a CPU."""
-        return bool(self._arrays)
+        by_block = keys.unflatten(1, (-1, BLOCK_TOKENS)), values.unflatten(1, (-1, BLOCK_TOKENS))
+        return by_block[0].index_select(1, blocks).flatten(1, 2), by_block[1].index_select(1, blocks).flatten(1, 2)
 
     def arrays(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim], as NumPy sees them."""
-        return self._arrays[layer]
+        rows = self._rows[layer]
+        return rows[0].numpy(), rows[1].numpy()
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block over all layers: what copy-on-write does before a shared block is written."""
-        self.memory[:, :, :, target].copy_(self.memory[:, :, :, source])
+        for memory in self.memories:
+            memory[:, :, :, target].copy_(memory[:, :, :, source])
 
-    def save(self, blocks: Sequence[int]) -> Tensor:
+    def save(self, blocks: Sequence[int]) -> list[Tensor]:
         """A host copy of blocks, for a sequence that is swapped out."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.memory.device)
-        return self.memory.index_select(3, index).cpu()
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        return [memory.index_select(3, index).cpu() for memory in self.memories]
 
-    def load(self, blocks: Sequence[int], saved: Tensor) -> None:
+    def load(self, blocks: Sequence[int], saved: Sequence[Tensor]) -> None:
         """Put what `save` returned back into (other) blocks."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.memory.device)
-        self.memory.index_copy_(3, index, saved.to(self.memory.device))
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        for memory, part in zip(self.memories, saved, strict=True):
+            memory.index_copy_(3, index, part.to(self.device))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.attention import PrefillAttention, decode_attention
+from worker.attention import PagedAttention
 from worker.kv_cache import KVCache
-from worker.models.llama import LlamaModel
+from worker.models.interface import Model
 from worker.row_check import HEAD_ROWS, RowCounts
 
 
 class ModelRunner:
     """A model, its KV memory and the row counts it may run."""
 
-    def __init__(self, model: LlamaModel, cache: KVCache, row_counts: RowCounts) -> None:
+    def __init__(self, model: Model, cache: KVCache, row_counts: RowCounts) -> None:
         self.model = model
         self.cache = cache
         self.row_counts = row_counts
+        self._attention = PagedAttention(cache, model.rotaries)
 
     @property
     def max_prefill_rows(self) -> int:
@@ -38,9 +39,7 @@ class ModelRunner:
         """
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.prefill)
-        attend = PrefillAttention(
-            self.cache, self.model.rotary, blocks, start, rows, count, self.row_counts.key_multiple
-        )
+        attend = self._attention.prefill(blocks, start, rows, count, self.row_counts.key_multiple)
         ids = torch.tensor([*token_ids, *[0] * (count - rows)], dtype=torch.int64, device=self.model.device)
         return self.model.forward(ids, attend)
 
@@ -56,9 +55,7 @@ class ModelRunner:
         """One step: token i goes to position lengths[i] of sequence i. Float32 logits [len(token_ids), vocab]."""
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.decode)
-        attend = decode_attention(
-            self.cache, self.model.rotary, tables, lengths, count, self.row_counts.key_multiple
-        )
+        attend = self._attention.decode(tables, lengths, count, self.row_counts.key_multiple)
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
         return self.model.logits(self.model.forward(ids, attend))[:rows]
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from worker.cpu_kernels import rotary_factors
 from worker.model_shape import Rope
 
 
@@ -34,23 +35,26 @@ def inverse_frequencies(rope: Rope) -> Tensor:
     return torch.where(wavelengths < shortest, frequencies, scaled)
 
 
-class RotaryTable:
-    """Factors of every position up to a length, float32 [positions, head_dim] each.
+class Rotary:
+    """Factors of positions, float32 [positions, head_dim] each: a position's bits do not depend on those beside it.
 
     `cos` multiplies a vector, `sin` the vector with its halves exchanged: its first half carries the minus sign.
+    Made anew for each pass: a table of all positions takes half a gigabyte for heads of 512 and 131k positions.
     """
 
-    def __init__(self, rope: Rope, max_positions: int, device: torch.device) -> None:
-        positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(rope))
-        sin = angles.sin()
-        self.cos = angles.cos().repeat(1, 2).to(device)
-        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
+    def __init__(self, rope: Rope, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(rope).to(device)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [rows, head_dim], of int64 positions [rows]. Padding may lie past the table's end."""
-        within = positions.clamp(max=len(self.cos) - 1)
-        return self.cos[within], self.sin[within]
+        """(cos, sin), each [rows, head_dim], of int64 positions [rows]."""
+        if positions.device.type == "cpu":
+            cos = torch.empty(len(positions), 2 * len(self._frequencies))
+            sin = torch.empty_like(cos)
+            rotary_factors(positions.numpy(), self._frequencies.numpy(), cos.numpy(), sin.numpy())
+            return cos, sin
+        angles = torch.outer(positions.float(), self._frequencies)
+        turned = angles.sin()
+        return angles.cos().repeat(1, 2), torch.cat((-turned, turned), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

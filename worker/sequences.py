@@ -34,7 +34,7 @@ class Choice:
     next_token: int = -1
     generated: int = 0
     finished: FinishReason | None = None
-    saved: Tensor | None = None  # host copy of the blocks while swapped out
+    saved: list[Tensor] | None = None  # host copy of the blocks while swapped out
     no_room_at: int = -1  # as in `Request`, for its way back
 
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.cpu_kernels import attend_rows, rms_norm_rows, store_rows
+from worker.model_shape import Rope
+from worker.rope import Rotary, inverse_frequencies
 
 BLOCK = 32
 BLOCKS = 128
@@ -23,8 +25,11 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 class Case:
     """Rows of a decode step over a pool of random keys and values."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, lengths: list[int], norms: bool) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, lengths: list[int], norms: bool, window: int = 0
+    ) -> None:
         count = len(lengths)
+        self.window = window
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self.lengths = np.array(lengths, np.int64)
         self.qkv = noise(count + 1, heads + 2 * kv_heads, dim)
@@ -44,7 +49,9 @@ class Case:
         q_weight, k_weight = (w.numpy() for w in self.weights) if self.weights else (NONE, NONE)
         arrays = (x.numpy() for x in (self.qkv, self.cos, self.sin))
         pool = self.keys.numpy(), self.values.numpy()
-        attend_rows(*arrays, q_weight, k_weight, EPS, *pool, self.tables, self.lengths, BLOCK, out.numpy())
+        attend_rows(
+            *arrays, q_weight, k_weight, EPS, *pool, self.tables, self.lengths, BLOCK, self.window, out.numpy()
+        )
         return out
 
     def turned(self, row: int, first: int, last: int, weight: Tensor | None) -> Tensor:
@@ -62,21 +69,36 @@ class Case:
             : length + 1
         ]
         keys, values = self.keys[:, tokens].double(), self.values[:, tokens].double()
-        keys[:, -1] = self.turned(row, self.heads, self.heads + self.kv_heads, k_weight)
-        values[:, -1] = self.qkv[row, self.heads + self.kv_heads :].double()
+        if self.qkv.shape[1] > self.heads:
+            keys[:, -1] = self.turned(row, self.heads, self.heads + self.kv_heads, k_weight)
+            values[:, -1] = self.qkv[row, self.heads + self.kv_heads :].double()
+        keys, values = keys[:, -self.window :], values[:, -self.window :]
         mixed = F.scaled_dot_product_attention(queries[None, :, None], keys[None], values[None], enable_gqa=True)
         return mixed[0, :, 0]
 
 
+@pytest.mark.parametrize("window", [0, 1, 32, 33, 470])
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
-def test_decode_attention_is_the_formula(heads: int, kv_heads: int, dim: int, norms: bool):
-    case = Case(heads, kv_heads, dim, [0, 1, 31, 32, 500], norms)
+def test_decode_attention_is_the_formula(heads: int, kv_heads: int, dim: int, norms: bool, window: int):
+    case = Case(heads, kv_heads, dim, [0, 1, 31, 32, 500], norms, window)
     wanted = [case.expected(row) for row in range(5)]
     found = case.run()
     for row in range(5):
         assert (found[row] - wanted[row]).abs().max() < 2e-5
     assert not found[5].any()  # padding
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_rows_of_queries_alone_read_what_is_there(window: int):
+    case = Case(6, 2, 32, [0, 50, 200], norms=True, window=window)
+    case.qkv = case.qkv[:, :6].contiguous()
+    keys, values = case.keys.clone(), case.values.clone()
+    found = case.run()
+    assert torch.equal(case.keys, keys)
+    assert torch.equal(case.values, values)
+    for row in range(3):
+        assert (found[row] - case.expected(row)).abs().max() < 2e-5
 
 
 def test_new_keys_and_values_are_stored_and_nothing_else():
@@ -120,6 +142,20 @@ def test_prefill_rows_are_turned_and_stored_as_decode_does(norms: bool):
         assert torch.equal(case.values[:, token], case.qkv[row, 8:])
     untouched = np.setdiff1d(np.arange(BLOCKS * BLOCK), tokens)
     assert torch.equal(case.values[:, untouched], before[:, untouched])
+
+
+def test_rotary_factors_do_not_depend_on_what_else_is_asked_for():
+    rope = Rope(head_dim=24, theta=1e4, pairs=7, span=14)
+    rotary = Rotary(rope, torch.device("cpu"))
+    positions = torch.tensor([0, 1, 63, 64, 4095, 131_071])
+    cos, sin = rotary.rows(positions)
+    angles = positions[:, None].float() * inverse_frequencies(rope)
+    assert (cos - angles.double().cos().repeat(1, 2)).abs().max() < 1e-7
+    assert (sin - torch.cat((-angles.double().sin(), angles.double().sin()), 1)).abs().max() < 1e-7
+    for row, position in enumerate(positions):
+        alone = rotary.rows(position[None])
+        assert torch.equal(alone[0][0], cos[row])
+        assert torch.equal(alone[1][0], sin[row])
 
 
 def test_norm_is_the_formula():

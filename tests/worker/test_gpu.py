@@ -68,7 +68,7 @@ def test_a_hit_has_the_bits_of_a_cold_run(tmp_path: Path, family: str, dtype: to
     blocks = [9, 3, 30, 17, 22, 5, 40]
     cold = first_logits(run, ids, blocks)
     for cut in CUTS:
-        run.cache.memory[:, :, :, 1:].normal_()
+        run.cache.memories[0][:, :, :, 1:].normal_()
         first_logits(run, ids[:cut], blocks)
         assert torch.equal(first_logits(run, ids, blocks, start=cut), cold), cut
 

@@ -111,7 +111,7 @@ def _gguf_rope(model: Any) -> dict[str, Any]:
 def paged(model: LlamaModel, key_multiple: int = 512) -> ModelRunner:
     cache = KVCache(model.config, 40, torch.float32, CPU)
     # What lies in blocks that nobody owns must not show.
-    cache.memory[:, :, :, 1:].normal_(generator=torch.Generator().manual_seed(9))
+    cache.memories[0][:, :, :, 1:].normal_(generator=torch.Generator().manual_seed(9))
     return ModelRunner(model, cache, RowCounts((64,), (4, 8), key_multiple, True, True))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from worker.int4 import Int4Linear, can_pack
 from worker.linear import Linear
-from worker.model_shape import AttentionLayer, ModelConfig
-from worker.rope import RotaryTable
+from worker.model_shape import AttentionLayer, ModelConfig, Rope
+from worker.rope import Rotary
 from worker.weight_names import LAYER_PREFIX, weight_names
 
 LayerT = TypeVar("LayerT")
@@ -42,7 +42,7 @@ class Decoder(ABC, Generic[LayerT]):
         self.max_positions = max_positions
         self.weight_bytes = 0
         ropes = dict.fromkeys(layer.rope for layer in config.layers if isinstance(layer, AttentionLayer))
-        self.rotaries = {rope: RotaryTable(rope, max_positions, device) for rope in ropes}
+        self.rotaries: Mapping[Rope, Rotary] = {rope: Rotary(rope, device) for rope in ropes}
         self.layers: list[LayerT] = []
         self._load(weights)
 

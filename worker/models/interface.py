@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.delta_rule import DeltaWeights
 from worker.heads import HeadNorms
 from worker.model_shape import ModelConfig, Rope
-from worker.rope import RotaryTable
+from worker.rope import Rotary
 
 # attend(layer, qkv [rows, parts, head_dim], norms of its heads) -> [rows, heads * head_dim]. What `config.layers`
 # says of the layer is the caller's to obey: parts, window, whose keys and values it reads, which rotary table.
@@ -33,8 +33,8 @@ class Model(Protocol):
     device: torch.device
     max_positions: int
     weight_bytes: int
-    rotaries: Mapping[Rope, RotaryTable]
-    """A table for each `rope` of the attention layers."""
+    rotaries: Mapping[Rope, Rotary]
+    """The factors for each `rope` of the attention layers."""
 
     def forward(
         self, token_ids: Tensor, attend: Attend, num_layers: int | None = None, recur: Recur | None = None

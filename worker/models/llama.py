@@ -15,7 +15,7 @@ from worker.models.decoder import Decoder
 from worker.models.interface import Attend as Attend
 from worker.models.interface import Recur
 from worker.norm import rms_norm
-from worker.rope import RotaryTable
+from worker.rope import Rotary
 
 
 class Layer:
@@ -41,10 +41,10 @@ class LlamaModel(Decoder[Layer]):
     """A dense decoder whose layers are all alike."""
 
     @property
-    def rotary(self) -> RotaryTable:
-        """The table of every layer."""
-        (table,) = self.rotaries.values()
-        return table
+    def rotary(self) -> Rotary:
+        """That of every layer."""
+        (rotary,) = self.rotaries.values()
+        return rotary
 
     def build_layer(self, index: int, weights: Mapping[str, Tensor]) -> Layer:
         """Layer `index` from all its tensors. Raises `ModelError` for a config of another family."""
