@@ -81,8 +81,9 @@ class KVCache:
         if isinstance(blocks, BlockRun):
             span = slice(blocks.first * BLOCK_TOKENS, (blocks.first + blocks.count) * BLOCK_TOKENS)
             return keys[:, span], values[:, span]
-        by_block = keys.unflatten(1, (-1, BLOCK_TOKENS)), values.unflatten(1, (-1, BLOCK_TOKENS))
-        return by_block[0].index_select(1, blocks).flatten(1, 2), by_block[1].index_select(1, blocks).flatten(1, 2)
+        shape = (len(keys), -1, BLOCK_TOKENS, keys.shape[2])
+        keys, values = keys.view(shape), values.view(shape)
+        return keys.index_select(1, blocks).flatten(1, 2), values.index_select(1, blocks).flatten(1, 2)
 
     def arrays(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim], as NumPy sees them."""
