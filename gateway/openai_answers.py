@@ -129,15 +129,7 @@ class ChatAnswer(OpenAIAnswer):
         }
 
     def _logprobs(self, scored: tuple[ScoredToken, ...]) -> dict[str, Any]:
-        return {"content": [self._scored(token) for token in scored]}
-
-    def _scored(self, token: ScoredToken) -> dict[str, Any]:
-        chosen = self._spelled(token.logprob.token_id, token.logprob.logprob)
-        return {**chosen, "top_logprobs": [self._spelled(*other) for other in token.logprob.top]}
-
-    def _spelled(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self._tokens.spelled(token_id)
-        return {"token": self._text(token_id), "logprob": logprob, "bytes": list(raw)}
+        return {"content": [scored_token(self._tokens, token) for token in scored]}
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -165,6 +157,17 @@ class CompletionAnswer(OpenAIAnswer):
             ],
             "text_offset": [token.start for token in tokens],
         }
+
+
+def scored_token(tokens: TokenBytes, token: ScoredToken) -> dict[str, Any]:
+    """A token of a chat's answer with its log-probability and its alternatives'."""
+
+    def spelled(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = tokens.spelled(token_id)
+        return {"token": raw.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+    chosen = spelled(token.logprob.token_id, token.logprob.logprob)
+    return {**chosen, "top_logprobs": [spelled(*other) for other in token.logprob.top]}
 
 
 def _gained(part: Part) -> dict[str, Any]:

@@ -15,14 +15,20 @@ from gateway.canonical import parse_messages, parse_tools
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.openai_answers import ChatAnswer, CompletionAnswer
-from gateway.openai_params import MAX_CHOICES, ChatParams, CommonParams, CompletionParams, parse_params
+from gateway.openai_params import (
+    MAX_CHOICES,
+    ChatParams,
+    CommonParams,
+    CompletionParams,
+    parse_params,
+    template_variables,
+)
 from gateway.prompts import Prompt, PromptMaker, token_id_array
 from gateway.reply import ReplyReader
 from gateway.service import REQUEST_ID, Gateway
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _AS_TEXT = ReplyReader()
 _DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat's is whatever fits
 
@@ -94,13 +100,7 @@ def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewayS
     messages = parse_messages(fields.get("messages"), drop_billing_header=settings.drop_billing_header)
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
-    variables = dict(params.chat_template_kwargs or {})
-    for name in _OWN_VARIABLES:
-        if name in variables:
-            field = f"chat_template_kwargs.{name}"
-            raise RequestError(f"{field} cannot be set", param=field)
-    if params.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", params.reasoning_effort)
+    variables = template_variables(params.chat_template_kwargs, params.reasoning_effort)
     return Conversation(messages, tools, variables)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -13,6 +13,9 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 _SEED_MASK = (1 << 63) - 1
+
+Fields = TypeVar("Fields", bound=BaseModel)
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
 def _whole_number(value: object) -> object:
@@ -158,14 +161,31 @@ class CompletionParams(CommonParams):
             raise RequestError("best_of can only equal n here", param="best_of")
 
 
-def parse_params(kind: Literal["chat", "completion"], body: dict[str, Any]) -> ChatParams | CompletionParams:
-    """Check a body's fields. Raises `RequestError` naming the first wrong one."""
+def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """What the template gets besides messages and tools. Raises `RequestError` for names that are not the client's."""
+    variables = dict(given or {})
+    for name in _OWN_VARIABLES:
+        if name in variables:
+            field = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{field} cannot be set", param=field)
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    return variables
+
+
+def checked(fields: type[Fields], body: dict[str, Any]) -> Fields:
+    """The fields of a body. Raises `RequestError` naming the first wrong one."""
     try:
-        params = (ChatParams if kind == "chat" else CompletionParams).model_validate(body)
+        return fields.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise RequestError(f"{field}: {first['msg']}", param=field) from error
+
+
+def parse_params(kind: Literal["chat", "completion"], body: dict[str, Any]) -> ChatParams | CompletionParams:
+    """Check a body's fields. Raises `RequestError` naming the first wrong one."""
+    params: ChatParams | CompletionParams = checked(ChatParams if kind == "chat" else CompletionParams, body)
     params.refuse_unsupported()
     return params
 

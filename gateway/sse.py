@@ -1,4 +1,4 @@
-"""Server-sent events: data lines, comment lines, and one that keeps a silent connection alive."""
+"""Server-sent events: with and without a name, comment lines, and one that keeps a silent connection alive."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 def data(value: Any) -> bytes:
     """One event. JSON has no raw line breaks, so one line is enough."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def event(name: str, value: Any) -> bytes:
+    """One event with a name, for clients that listen by name."""
+    return b"event: " + name.encode() + b"\n" + data(value)
 
 
 def comment(text: str) -> bytes:

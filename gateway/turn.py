@@ -10,7 +10,7 @@ from types import TracebackType
 
 from gateway.detokenizer import Detokenizer, StopStrings, TokenBytes
 from gateway.errors import failure
-from gateway.reply import CallStart, Part, Reply, ReplyParser, ReplyReader, merged
+from gateway.reply import CallStart, Part, ReasoningDelta, Reply, ReplyParser, ReplyReader, merged
 from gateway.worker_client import Cause, Event, WorkerClient
 from protocol.errors import ProtocolError, ServeError, WorkerFailure
 from protocol.messages import (
@@ -50,13 +50,17 @@ class Delta:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice while it runs. `read` counts characters detokenized, `sent` those given out."""
+    """One choice while it runs.
+
+    `read` counts characters detokenized, `sent` those given out, `unshown` the tokens since any part was certain.
+    """
 
     detokenizer: Detokenizer
     stops: StopStrings
     parser: ReplyParser
     read: int = 0
     sent: int = 0
+    unshown: int = 0
     scored: list[ScoredToken] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     ended: bool = False
@@ -89,6 +93,7 @@ class Turn:
         ]
         self.prompt_tokens = sum(len(request.token_ids) for request in requests)
         self.completion_tokens = 0
+        self.reasoning_tokens = 0  # of these, by the parts that they made
         self.accepted: dict[int, Accepted] = {}  # by prompt
         self.completed: dict[int, Completed] = {}
         self.cancel_cause: Cause = "disconnect"
@@ -168,7 +173,9 @@ class Turn:
             new = choice.detokenizer.feed(token_id)
             choice.read += len(new)
             text.append(choice.stops.feed(new))
-            parts += choice.parser.feed(text[-1])
+            read = choice.parser.feed(text[-1])
+            self._count_reasoning(choice, read)
+            parts += read
             if choice.stops.found or choice.parser.done:
                 choice.ended = True
                 self._client.cancel(event.request_id, "stop", event.choice)
@@ -203,6 +210,14 @@ class Turn:
             ready = choice.scored
         choice.scored = choice.scored[len(ready) :]
         return Delta(number, text, merged(parts), tuple(ready), reason)
+
+    def _count_reasoning(self, choice: _Choice, read: Sequence[Part]) -> None:
+        """A token that shows nothing yet, such as a marker's, belongs to what shows next."""
+        choice.unshown += 1
+        if any(isinstance(part, ReasoningDelta) for part in read):
+            self.reasoning_tokens += choice.unshown
+        if read:
+            choice.unshown = 0
 
     def _choice(self, event: Tokens | Finished) -> tuple[int, _Choice]:
         if not 0 <= event.choice < self._n:
