@@ -185,7 +185,7 @@ def checked(fields: type[Fields], body: dict[str, Any]) -> Fields:
 
 def parse_params(kind: Literal["chat", "completion"], body: dict[str, Any]) -> ChatParams | CompletionParams:
     """Check a body's fields. Raises `RequestError` naming the first wrong one."""
-    params: ChatParams | CompletionParams = checked(ChatParams if kind == "chat" else CompletionParams, body)
+    params = checked(ChatParams, body) if kind == "chat" else checked(CompletionParams, body)
     params.refuse_unsupported()
     return params
 
