@@ -16,8 +16,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_exceptions import HTTPException
 
-from gateway import openai_api
-from gateway.errors import ErrorAnswer, answer, error_answer
+from gateway import anthropic_api, openai_api, responses_api
+from gateway.errors import ErrorAnswer, error_answer
 from gateway.service import ARRIVED, ID_HEADER, REQUEST_ID, Gateway
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
@@ -27,6 +27,7 @@ _ENCODINGS = ("", "identity", "gzip", "deflate")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/@+=")
 _ID_LENGTH = 128
 _DISCONNECTED = 499
+_ANTHROPIC_VERSION, _ANTHROPIC_ID = "anthropic-version", "request-id"
 
 _log = logging.getLogger("prefixd.gateway")
 _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -44,7 +45,10 @@ def build_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
     app.router.add_post("/v1/chat/completions", routes.api(openai_api.chat_completions), name="chat")
+    app.router.add_post("/v1/responses", routes.api(responses_api.responses), name="responses")
     app.router.add_post("/v1/completions", routes.api(openai_api.completions), name="completions")
+    app.router.add_post("/v1/messages", routes.api(anthropic_api.messages), name="messages")
+    app.router.add_post("/v1/messages/count_tokens", routes.api(anthropic_api.count_tokens), name="count_tokens")
     return app
 
 
@@ -79,13 +83,15 @@ class _Routes:
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json(openai_api.model_list(self._gateway.model_names, self._context()))
+        shapes = anthropic_api if _speaks_anthropic(request) else openai_api
+        return _json(shapes.model_list(self._gateway.model_names, self._context()))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         if name not in self._gateway.model_names:
             raise openai_api.unknown_model(name)
-        return _json(openai_api.model_entry(name, self._context()))
+        shapes = anthropic_api if _speaks_anthropic(request) else openai_api
+        return _json(shapes.model_entry(name, self._context()))
 
     def api(self, serve: _Api) -> Handler:
         """A handler that reads the body and has the worker's help."""
@@ -150,6 +156,8 @@ def _middleware(gateway: Gateway) -> Middleware:
 async def _name_answer(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every answer."""
     response.headers[ID_HEADER] = request[REQUEST_ID]
+    if _speaks_anthropic(request):
+        response.headers[_ANTHROPIC_ID] = request[REQUEST_ID]
     response.headers["Server"] = "prefixd"
 
 
@@ -165,7 +173,9 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         found = _http_error(request, error)
     except Exception:
         _log.exception("request %s failed", request[REQUEST_ID])
-        found = answer(500, "internal error; the log has more under this request's id", code="internal_error")
+        found = ErrorAnswer(500, "internal error; the log has more under this request's id", code="internal_error")
+    if _speaks_anthropic(request):
+        return _json(found.anthropic_body(request[REQUEST_ID]), found.anthropic_status, found.headers)
     return _json(found.body, found.status, found.headers)
 
 
@@ -173,11 +183,17 @@ def _http_error(request: web.Request, error: HTTPException) -> ErrorAnswer:
     """What aiohttp itself refuses."""
     if error.status == 405:
         allowed = error.headers.get("Allow", "")
-        found = answer(405, f"{request.method} is not allowed on {request.path}; {allowed} is")
-        return ErrorAnswer(found.status, found.body, {"Allow": allowed})
+        words = f"{request.method} is not allowed on {request.path}; {allowed} is"
+        return ErrorAnswer(405, words, headers={"Allow": allowed})
     if error.status == 404:
-        return answer(404, f"there is nothing at {request.path}")
-    return answer(error.status, error.reason)
+        return ErrorAnswer(404, f"there is nothing at {request.path}")
+    return ErrorAnswer(error.status, error.reason)
+
+
+def _speaks_anthropic(request: web.Request) -> bool:
+    """Whether the client expects the shapes of Anthropic's API. Models are listed at the same path in both."""
+    models = request.path.startswith("/v1/models") and _ANTHROPIC_VERSION in request.headers
+    return models or request.path.startswith("/v1/messages")
 
 
 def _request_id(wanted: str) -> str:

@@ -68,6 +68,7 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
         self.found = False
+        self.matched: str | None = None  # the stop string that was found
 
     def feed(self, text: str) -> str:
         """Text that is safe to send. After `found` nothing more may be fed."""
@@ -76,7 +77,7 @@ class StopStrings:
         window = self._held + text
         end, start = self._first_match(window)
         if end >= 0:
-            self.found, self._held = True, ""
+            self.found, self.matched, self._held = True, window[start:end], ""
             return window[:start]
         keep = self._possible(window)
         self._held = window[len(window) - keep :]

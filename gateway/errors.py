@@ -1,4 +1,4 @@
-"""Every `ServeError` as an HTTP answer in the shape of OpenAI's API."""
+"""Every `ServeError` as an HTTP answer, in the shape of either API."""
 
 from __future__ import annotations
 
@@ -11,35 +11,55 @@ from protocol.messages import Failed
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """Status, JSON body and extra headers of a refused or failed request."""
+    """What a refused or failed request is told: status, words and extra headers."""
 
     status: int
-    body: dict[str, Any]
+    message: str
+    param: str | None = None
+    code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body of OpenAI's API."""
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """The JSON body of Anthropic's API."""
+        kinds = _ANTHROPIC_TYPES
+        kind = kinds.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+
+    @property
+    def anthropic_status(self) -> int:
+        """Anthropic's API has a status of its own for too much work."""
+        return 529 if self.code == _OVERLOADED and self.status == 503 else self.status
+
+
+_OVERLOADED = "overloaded"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-def answer(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorAnswer:
-    """An error that is no `ServeError`, such as a path that does not exist."""
-    kind = "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error")
-    return ErrorAnswer(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+_ANTHROPIC_TYPES = _TYPES | {
+    403: "permission_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
 
 
 def error_answer(error: ServeError) -> ErrorAnswer:
     """The one place where errors get their status."""
     match error:
         case RequestError():
-            return answer(error.status, str(error), param=error.param, code=error.code)
+            return ErrorAnswer(error.status, str(error), error.param, error.code)
         case CapacityError():
-            found = answer(error.status, str(error), code="overloaded")
-            return ErrorAnswer(found.status, found.body, {"Retry-After": str(error.retry_after_seconds)})
+            later = {"Retry-After": str(error.retry_after_seconds)}
+            return ErrorAnswer(error.status, str(error), code=_OVERLOADED, headers=later)
         case WorkerUnavailable():
-            found = answer(503, str(error), code="worker_unavailable")
-            return ErrorAnswer(found.status, found.body, {"Retry-After": "2"})
+            return ErrorAnswer(503, str(error), code="worker_unavailable", headers={"Retry-After": "2"})
         case _:
-            return answer(500, str(error), code="internal_error")
+            return ErrorAnswer(500, str(error), code="internal_error")
 
 
 def failure(event: Failed) -> ServeError:

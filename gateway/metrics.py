@@ -16,8 +16,20 @@ from prometheus_client import (
 from gateway.worker_client import WorkerClient
 from protocol.messages import Outcome
 
-ROUTES = ("health", "ready", "metrics", "root", "models", "chat", "completions", "other")
-STATUSES = (200, 400, 404, 405, 413, 429, 499, 500, 503)  # 499: the client hung up before there was an answer
+ROUTES = (
+    "health",
+    "ready",
+    "metrics",
+    "root",
+    "models",
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "count_tokens",
+    "other",
+)
+STATUSES = (200, 400, 404, 405, 413, 429, 499, 500, 503, 529)  # 499: the client hung up before there was an answer
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 20)

@@ -31,6 +31,7 @@ _NO_TOKENS = {"bos_token": "", "eos_token": ""}  # templates print them without 
 INSIDE = "it ends inside a token"
 NOTHING = "there is nothing before it but what starts every prompt"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_COUNTED_CONTEXTS = 8  # a client wants to know how much to leave out; beyond this nobody cuts
 
 
 class Prompt(NamedTuple):
@@ -98,6 +99,13 @@ class PromptMaker:
         rendered = encoded.rendered
         opening = rendered.text[rendered.cuts[-1].end if rendered.cuts else 0 :]
         return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, self._cuts(encoded)), opening)
+
+    def count(self, conversation: Conversation, model: ModelInfo) -> int:
+        """The number of tokens that `chat` would make, also where they do not fit. Raises `RequestError`."""
+        try:
+            return len(self._encode(conversation, _COUNTED_CONTEXTS * model.max_model_len).token_ids)
+        except TooLongError as error:
+            raise _too_long(f"at least {error.at_least}", model, "messages") from error
 
     def trace(self, conversation: Conversation) -> Trace:
         """The same without a model, and what became of each message. Raises `RequestError`."""
@@ -227,8 +235,9 @@ def _guarded(render: Callable[[], _Result]) -> _Result:
 
 def _too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
     return RequestError(
-        f"the prompt has {tokens} tokens; this model's maximum context length is {model.max_model_len} tokens, "
-        "of which the answer needs at least one",
+        # The wording by which clients of either API know that they must compact, and by how much.
+        f"prompt is too long: {tokens} tokens > {model.max_model_len - 1} maximum; "
+        f"this model's maximum context length is {model.max_model_len} tokens, and the answer needs at least one",
         param=param,
         code="context_length_exceeded",
     )

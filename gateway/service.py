@@ -189,15 +189,21 @@ class Gateway:
     async def _send_events(
         self, response: web.StreamResponse, turn: Turn, answer: Answer, timing: _Timing, gained: list[Delta] | None
     ) -> None:
+        said = time.monotonic()
         while True:
-            if gained is None:
-                await response.write(answer.keep_alive)
-            elif gained:
-                await response.write(answer.events(gained))
-                timing.note(gained)
+            if gained:
+                events = answer.events(gained)
+            else:
+                # Not every event of the worker is news for the client.
+                silent = time.monotonic() - said >= self.settings.keepalive_seconds
+                events = answer.keep_alive if silent else b""
+            if events:
+                await response.write(events)
+                said = time.monotonic()
+            timing.note(gained or ())
             if turn.done:
                 break
-            gained = await turn.wait(self.settings.keepalive_seconds)
+            gained = await turn.wait(max(said + self.settings.keepalive_seconds - time.monotonic(), 0))
         await response.write(answer.closing(turn))
         await response.write_eof()
 

@@ -127,6 +127,10 @@ class Turn:
         """What a choice has said so far, and why it ended if it has."""
         return Reply.of(self._choices[choice].parts), self._choices[choice].reason
 
+    def stop_string(self, choice: int) -> str | None:
+        """The stop string that ended a choice, if one did."""
+        return self._choices[choice].stops.matched
+
     async def wait(self, seconds: float | None = None) -> list[Delta] | None:
         """Wait for events, take all that are there, and return what they add; None if none came in time.
 

@@ -1,0 +1,99 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: from an HTTP body to the worker's request, or to a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.anthropic_answers import MessageAnswer
+from gateway.anthropic_input import parse_messages, parse_tools
+from gateway.anthropic_params import MessagesParams, parse_params
+from gateway.body import parse_object
+from gateway.conversation import Conversation
+from gateway.openai_api import unknown_model
+from gateway.prompts import Prompt
+from gateway.service import REQUEST_ID, Gateway
+from protocol.messages import Generate, ModelInfo
+
+
+async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
+    """Raises `ServeError`."""
+    model = gateway.client.model()
+
+    def read() -> tuple[MessagesParams, Conversation, Prompt]:
+        params, conversation = _read(gateway, body, to_count=False)
+        return params, conversation, gateway.maker.chat(conversation, model)
+
+    with gateway.metrics.tokenize.time():
+        params, conversation, prompt = await gateway.in_thread(read)
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
+    reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
+    caches = params.cache_prompt is not False
+    return await gateway.answer(
+        request,
+        [_generate(gateway, request_id, prompt, params, model, caches)],
+        params.stop_sequences or (),
+        MessageAnswer(request_id, params.model or gateway.model_names[0]),
+        bool(params.stream),
+        conversation if caches else None,
+        reader,
+    )
+
+
+async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
+    """All of the input that `messages` would report, in sum; the worker has no part in it. Raises `ServeError`."""
+    model = gateway.client.model()
+
+    def count() -> int:
+        _, conversation = _read(gateway, body, to_count=True)
+        return gateway.maker.count(conversation, model)
+
+    counted = {"input_tokens": await gateway.in_thread(count)}
+    return web.Response(body=orjson.dumps(counted), content_type="application/json")
+
+
+def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesParams, Conversation]:
+    fields, settings = parse_object(body), gateway.settings
+    params = parse_params(fields, to_count=to_count)
+    if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
+        raise unknown_model(params.model)
+    told = parse_messages(
+        fields.get("system"), fields.get("messages"), drop_billing_header=settings.drop_billing_header
+    )
+    # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
+    tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
+    return params, Conversation(told, tools, params.variables())
+
+
+def _generate(
+    gateway: Gateway, request_id: str, prompt: Prompt, params: MessagesParams, model: ModelInfo, caches: bool
+) -> Generate:
+    room = model.max_model_len - len(prompt.token_ids)
+    sampling = params.sampling(room, gateway.maker.end_token_ids, model.vocab_size)
+    return Generate(request_id, prompt.token_ids, prompt.boundaries, sampling, cache_prompt=caches)
+
+
+def model_list(names: Sequence[str], max_model_len: int | None) -> dict[str, Any]:
+    """The body of `/v1/models` for Anthropic's clients."""
+    models = [model_entry(name, max_model_len) for name in names]
+    return {"data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
+def model_entry(name: str, max_model_len: int | None) -> dict[str, Any]:
+    """The body of `/v1/models/{id}` for Anthropic's clients. Prompt and answer share one context."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": _STARTED,
+        "lifecycle": "active",
+        "max_input_tokens": max_model_len,
+        "max_tokens": max_model_len,
+    }
+
+
+_STARTED = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,146 @@
+"""System text, messages and tools of an Anthropic body, in the canonical form that equal conversations share.
+
+One message may hold several of ours: results of tools and the user's text, in the order they came. Left out are
+`cache_control`, citations and signatures, thinking that only its maker can read, what tools of Anthropic's own
+servers did, and `is_error`, since a result's text says what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.canonical import (
+    function_tool,
+    parse_arguments,
+    parse_content,
+    sorted_tools,
+    without_billing_header,
+    wrong,
+)
+from gateway.conversation import Message, ToolCall
+
+_ROLES = ("user", "assistant", "system")
+_UNREADABLE = {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result"}
+
+
+def parse_messages(system: object, value: object, *, drop_billing_header: bool = True) -> tuple[Message, ...]:
+    """Raises `RequestError` naming the field that is wrong."""
+    if not isinstance(value, list):
+        raise wrong("messages", "must be a list")
+    if not value:
+        raise wrong("messages", "must not be empty")
+    last = len(value) - 1
+    messages = [
+        part for at, item in enumerate(value) for part in _message(item, f"messages.{at}", last=at == last)
+    ]
+    text = parse_content(system, "system")
+    if drop_billing_header:
+        text = without_billing_header(text)
+    return (Message("system", text), *messages) if text else tuple(messages)
+
+
+def parse_tools(value: object, *, in_order: bool = False) -> tuple[dict[str, Any], ...]:
+    """Tools that the client describes itself; those that Anthropic defines or runs are left out.
+
+    `in_order` sorts tools by name and the keys of their schemas.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong("tools", "must be a list")
+    tools = tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
+    return sorted_tools(tools) if in_order else tools
+
+
+def _message(value: object, where: str, last: bool) -> Iterator[Message]:
+    if not isinstance(value, dict):
+        raise wrong(where, "must be an object")
+    role, content = value.get("role"), value.get("content")
+    if role not in _ROLES:
+        raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    blocks = _blocks(content, f"{where}.content")
+    if role == "assistant":
+        yield _assistant(blocks, last)
+    elif role == "user":
+        yield from _user(blocks)
+    else:
+        yield Message("system", parse_content(content, f"{where}.content"))
+
+
+def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
+    """The blocks of a message, each with its place."""
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
+        raise wrong(where, "must be a string or a list of blocks")
+    blocks = [(block, f"{where}.{at}") for at, block in enumerate(content)]
+    for block, here in blocks:
+        if not isinstance(block, dict):
+            raise wrong(here, "must be an object")
+        if not isinstance(block.get("type"), str):
+            raise wrong(f"{here}.type", "must be a string")
+    return blocks
+
+
+def _user(blocks: list[tuple[dict[str, Any], str]]) -> Iterator[Message]:
+    """Each run of text is one message, and so is each result."""
+    run: list[str] | None = None if blocks else []
+    for block, where in blocks:
+        if block["type"] == "tool_result":
+            if run is not None:
+                yield Message("user", "\n".join(run))
+                run = None
+            called = _string(block, "tool_use_id", where)
+            yield Message("tool", parse_content(block.get("content"), f"{where}.content"), tool_call_id=called)
+        elif block["type"] == "text":
+            run = [*(run or ()), _string(block, "text", where)]
+        else:
+            raise _unknown(block, where)
+    if run is not None:
+        yield Message("user", "\n".join(run))
+
+
+def _assistant(blocks: list[tuple[dict[str, Any], str]], last: bool) -> Message:
+    """Neighbours of one kind are lines; what stood apart was one text before a dialect divided it."""
+    said: dict[str, list[str]] = {"text": [], "thinking": []}
+    calls: list[ToolCall] = []
+    before = ""
+    for block, where in blocks:
+        kind = block["type"]
+        if kind in said:
+            said[kind].append(("\n" if kind == before else "") + _string(block, kind, where))
+        elif kind == "tool_use":
+            arguments = parse_arguments(block.get("input"), f"{where}.input")
+            calls.append(ToolCall(_string(block, "id", where), _string(block, "name", where), arguments))
+        elif kind not in _UNREADABLE and not kind.endswith("_tool_result"):
+            raise _unknown(block, where)
+        before = kind
+    content = "".join(said["text"])
+    if not last or calls:
+        content = content.strip()  # the text of a turn to be continued counts to its last blank
+    return Message("assistant", content, tuple(calls), reasoning="".join(said["thinking"]).strip() or None)
+
+
+def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise wrong(where, "must be an object")
+    if (value.get("type") or "custom") != "custom":
+        return
+    schema = value.get("input_schema")
+    if not isinstance(schema, dict):
+        raise wrong(f"{where}.input_schema", "must be an object")
+    yield function_tool(
+        {"name": value.get("name"), "description": value.get("description"), "parameters": schema}, where
+    )
+
+
+def _string(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{where}.{name}", "must be a string")
+    return value
+
+
+def _unknown(block: dict[str, Any], where: str) -> Exception:
+    return wrong(where, f"has type {block['type']!r}, which this model does not take here")
