@@ -62,7 +62,7 @@ class Background:
         self._clearing = Clearing(store)
         self._memory = memory
         self._metrics = metrics
-        self._commits = Commits(store, metrics)
+        self._commits = Commits(store, metrics, absorbed=True)
         self._verify_hits = verify_hits
         self._differ = differ
         self._chance = chance

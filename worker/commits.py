@@ -14,10 +14,12 @@ from worker.snapshots import SnapshotStore
 class Commits:
     """Publishes [0, boundary.end) of requests in prefill. The position is exact, whatever pass it came in."""
 
-    def __init__(self, store: SnapshotStore, metrics: WorkerMetrics) -> None:
+    def __init__(self, store: SnapshotStore, metrics: WorkerMetrics, *, absorbed: bool = False) -> None:
+        """`absorbed`: what is published here are answers that no request has asked for yet."""
         self._store = store
         self._keeping = Keeping(store)
         self._metrics = metrics
+        self._absorbed = absorbed
 
     def materialised(self, request: Request) -> None:
         """Commit the wanted boundaries that have been reached."""
@@ -51,6 +53,7 @@ class Commits:
             message.boundaries,
             request.blocks[: self._store.pool.blocks_for(boundary.end)],
             stored_tokens=boundary.end,
+            absorbed=self._absorbed,
         )
         if slot is not None:
             request.committed.append(boundary.end)

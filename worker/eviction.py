@@ -26,9 +26,10 @@ class Candidate(NamedTuple):
     parent: int | None
     start: int  # tokens that the parent holds
     end: int
-    interior: bool  # a deeper snapshot extends it
+    interior: bool  # a deeper snapshot extends it, and not only an unproven one
     anchor: bool  # end of a head, or a branch point
     returned: bool  # its conversation has been hit before
+    unproven: bool  # an absorbed answer that nobody has started from
     idle_seconds: float  # since a request started from it; for a leaf, since one passed it
     last_used: int
     blocks: Sequence[int]
@@ -45,22 +46,24 @@ def choose_for_slot(
     newcomer: float | None = None,
     *,
     extends: bool = False,
+    unproven: bool = False,
     pause: float = PAUSE_SECONDS,
 ) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    Interior snapshots go first: their blocks stay with what extends them. Then what is worth least, leaf or anchor;
-    an anchor just asked for goes after all leaves. A newcomer (its cost to compute again) that is small beside such a
-    leaf or anchor is not kept in its place. One that `extends` another must be worth as much: the other one stays.
+    Interior snapshots, whose blocks stay with what extends them, and absorbed answers that were never hit go first.
+    Then what is worth least, leaf or anchor; an anchor just asked for goes after all leaves. A newcomer (its cost to
+    compute again) that is small beside such a leaf or anchor is not kept in its place. One that `extends` another must
+    be worth as much: the other one stays. One that is `unproven` itself takes the place of neither.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
 
     def least(chosen: Iterable[Candidate]) -> Candidate | None:
         return min(chosen, key=lambda c: (_value(c, pause), c.last_used), default=None)
 
-    passed = least(c for c in going if c.interior and not c.anchor)
-    if passed is not None:
-        return passed.slot
+    passed = least(c for c in going if c.unproven or (c.interior and not c.anchor))
+    if passed is not None or unproven:
+        return passed.slot if passed else None
     victim = least(c for c in going if not c.interior)
     anchor = least(c for c in going if c.interior)
     if victim is None or (
@@ -87,8 +90,9 @@ def choose_for_blocks(
 ) -> list[int] | None:
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
 
-    Leaves go before what they extend, cheapest first per block that comes free, where more than is needed does not
-    count: a small need is met by small snapshots. Only blocks that nobody else holds come free.
+    Absorbed answers that were never hit go first, then leaves before what they extend, cheapest first per block that
+    comes free, where more than is needed does not count: a small need is met by small snapshots. Only blocks that
+    nobody else holds come free.
     """
     here = {candidate.slot for candidate in candidates}
     extended = dict.fromkeys(here, 0)
@@ -102,6 +106,7 @@ def choose_for_blocks(
     while blocks_needed > 0 and left:
         # With only extended ones left, those go too: what extends them stays, but some blocks may be their own.
         leaves = [c for c in left.values() if not extended[c.slot]] or list(left.values())
+        leaves = [c for c in leaves if c.unproven] or leaves
         victim = min(leaves, key=lambda c: (_loss(c, tail[c.slot], blocks_needed, pause), c.last_used))
         del left[victim.slot]
         chosen.append(victim)

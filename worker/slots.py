@@ -18,7 +18,7 @@ from typing import Literal
 
 from worker.snapshot_index import Node
 
-EvictionCause = Literal["slots", "blocks", "operator", "flush", "stale", "oom"]
+EvictionCause = Literal["slots", "blocks", "states", "operator", "flush", "stale", "oom"]
 
 
 class SlotState(StrEnum):
@@ -38,6 +38,7 @@ class IllegalTransition(Exception):
 class Snapshot:
     """What a slot holds: references to the KV blocks of the first `tokens` tokens of one boundary.
 
+    `state` is its entry of recurrent state, of exactly that position; None for models that do not recur.
     `leaving` is set once the index no longer names it: it goes when its last reader is done.
     """
 
@@ -47,8 +48,15 @@ class Snapshot:
     tokens: int
     returned: bool  # its conversation had been hit before it was kept
     created_at: float
+    absorbed: bool  # an answer, kept in idle time in case the client sends it back
+    state: int | None = None
     pinned: bool = False
     leaving: EvictionCause | None = None
+
+    @property
+    def unproven(self) -> bool:
+        """An absorbed answer that no request has started from, and nothing was built on."""
+        return self.absorbed and not self.node.hits and not self.node.snapshots_below
 
 
 @dataclass(slots=True)
@@ -65,15 +73,18 @@ class Slot:
 class Reservation:
     """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
-    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known; `written` is set from
-    the beginning of the write on.
+    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known; `absorbed` as that of the
+    snapshot to be; `written` is set from the beginning of the write on, and where models recur so is `state`: the
+    entry that the write fills.
     """
 
     slot: int | None
     protect: frozenset[int]
     newcomer: float | None = None
     extends: bool = False
+    absorbed: bool = False
     written: bool = False
+    state: int | None = None
 
 
 class SlotTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from protocol.control import Removed
@@ -51,12 +52,54 @@ class Clearing:
         """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
         store = self._store
         candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
-        victim = choose_for_slot(candidates, reservation.newcomer, extends=reservation.extends, pause=store.pause)
+        victim = self._victim(reservation, candidates)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
             return None
         store.remove([victim], "slots")
         return store.slots.reserve()
+
+    def state_for(self, reservation: Reservation) -> int | None:
+        """An entry of recurrent state for a reservation whose write begins, like `slot_for`."""
+        store, states = self._store, self._store.states
+        assert states is not None
+        if not states.free_count:
+            candidates = self._with_states(reservation.protect)
+            victim = self._victim(reservation, candidates)
+            if victim is None:
+                store.aborts["not_worth" if candidates else "no_state"] += 1
+                return None
+            store.remove([victim], "states")
+        return states.allocate(1)[0]
+
+    def make_state_room(self, needed: int, protect: Collection[int] = frozenset()) -> bool:
+        """Evict until `needed` recurrent states are free. False, and nothing evicted, where that cannot be had."""
+        store, states = self._store, self._store.states
+        assert states is not None
+        if needed - states.free_count > len(self._with_states(protect)):
+            return False
+        while states.free_count < needed:
+            victim = choose_for_slot(self._with_states(protect), pause=store.pause)
+            assert victim is not None
+            store.remove([victim], "states")
+        store.index.trim()
+        return True
+
+    def _with_states(self, protect: Collection[int]) -> list[Candidate]:
+        """What may go, and frees an entry of recurrent state at once: nobody is about to copy it."""
+        states = self._store.states
+        assert states is not None
+        busy = {s.slot for s in self._store.slots.snapshots() if s.state is None or states.refcount(s.state) > 1}
+        return [c for c in self._candidates(protect) if not c.fixed and c.slot not in busy]
+
+    def _victim(self, reservation: Reservation, candidates: Collection[Candidate]) -> int | None:
+        return choose_for_slot(
+            candidates,
+            reservation.newcomer,
+            extends=reservation.extends,
+            unproven=reservation.absorbed,
+            pause=self._store.pause,
+        )
 
     def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:
         """A hit at the last of `boundaries` was proved wrong: its snapshot goes, and all that was built on it."""
@@ -111,31 +154,37 @@ class Clearing:
             for snapshot in going:
                 for block in snapshot.blocks:
                     counts[block] = counts.get(block, 0) + 1
-            freed = sum(1 for block, count in counts.items() if count == store.pool.refcount(block))
+            blocks = sum(1 for block, count in counts.items() if count == store.pool.refcount(block))
+            freed = blocks * store.block_bytes + len(going) * store.state_bytes
         else:
             freed = store.remove(slots, cause)
             store.index.trim()
-        return Removed(slots, busy, freed * store.block_bytes, dry_run)
+        return Removed(slots, busy, freed, dry_run)
 
     def _candidates(self, protect: Collection[int]) -> list[Candidate]:
         store = self._store
         now = store.clock()
+        unproven_below = Counter(
+            above for s in store.slots.snapshots() if s.unproven and not s.leaving for above in s.node.ancestors()
+        )
         candidates = []
         for snapshot in store.slots.snapshots():
             if snapshot.leaving:
                 continue
             node = snapshot.node
             above = node.snapshot_above()
+            interior = node.snapshots_below > unproven_below[node]
             candidates.append(
                 Candidate(
                     slot=snapshot.slot,
                     parent=above.slot if above else None,
                     start=above.end if above else 0,
                     end=node.end,
-                    interior=node.snapshots_below > 0,
+                    interior=interior,
                     anchor=node.kind == "head" or node.is_branch,
                     returned=snapshot.returned or node.hits > 0,
-                    idle_seconds=now - (node.asked_at if node.snapshots_below else node.used_at),
+                    unproven=snapshot.unproven,
+                    idle_seconds=now - (node.asked_at if interior else node.used_at),
                     last_used=node.last_used,
                     blocks=snapshot.blocks,
                     fixed=snapshot.slot in protect or store.stays(snapshot),

@@ -64,6 +64,36 @@ class Keeping:
         store.reservations.add(reservation)
         return reservation
 
+    def prepare(
+        self,
+        tenant: str,
+        token_ids: array[int],
+        boundary: Boundary,
+        boundaries: Sequence[Boundary],
+        protect: Collection[int] = frozenset(),
+        *,
+        state: int | None = None,
+        absorbed: bool = False,
+    ) -> Reservation | None:
+        """A reservation whose write has begun, so that a pass can leave a recurrent state in its `state`.
+
+        `state`: an entry that holds it already; it is the reservation's from then on. None, and counted as an abort,
+        where the snapshot exists or there is nothing to have. The others as in `commit`.
+        """
+        store = self._store
+        path = [known for known in boundaries if known.end <= boundary.end]
+        chain, clash = store.index.walk(tenant, token_ids[: boundary.end].tobytes(), path)
+        exists = clash is None and len(chain) == len(path) and chain[-1].slot is not None
+        if exists and store.fault(chain[-1]) is None:
+            store.aborts["duplicate"] += 1
+            return None
+        reservation = self.reserve(protect)
+        if reservation is None:
+            return None
+        self._weigh(reservation, chain, boundary.end)
+        reservation.absorbed, reservation.state = absorbed, state
+        return None if self.begin_write(reservation) is None else reservation
+
     def begin_write(self, reservation: Reservation) -> int | None:
         """The slot to write to, its former snapshot gone and its generation new. None: aborted, nothing to have.
 
@@ -80,6 +110,12 @@ class Keeping:
         if reservation.slot is None:
             store.reservations.remove(reservation)
             return None
+        if store.states is not None and reservation.state is None:
+            reservation.state = self._clearing.state_for(reservation)
+            if reservation.state is None:
+                store.slots.give_back(reservation.slot)
+                store.reservations.remove(reservation)
+                return None
         store.slots.begin_write(reservation.slot)
         reservation.written = True
         return reservation.slot
@@ -94,12 +130,15 @@ class Keeping:
         blocks: Sequence[int],
         *,
         stored_tokens: int,
+        absorbed: bool = False,
     ) -> int | None:
         """Publish a snapshot of token_ids[:boundary.end], whose KV is in `blocks`; returns its slot.
 
         The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
         (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
-        `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised.
+        `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised. `absorbed`:
+        no request asked for this one, see `Snapshot`. Where models recur the write must have begun, or there is no
+        state: that is a `ValueError` too.
         """
         store = self._store
         self._require_open(reservation)
@@ -108,6 +147,8 @@ class Keeping:
             raise ValueError("the boundary is not one of the request's")
         if any(before.end >= after.end for before, after in pairwise(path)):
             raise ValueError("the boundaries do not rise")
+        if store.states is not None and not reservation.written:
+            raise ValueError("the recurrent state was not captured")
         exact = boundary.end == stored_tokens <= len(token_ids)
         if not exact or len(blocks) != store.pool.blocks_for(stored_tokens):
             self.abort(reservation, "length")
@@ -123,8 +164,8 @@ class Keeping:
                 self.abort(reservation, "duplicate")
                 return None
             store.drop_stale(chain[-1], fault)
-        start = max((node.end for node in chain if node.slot is not None), default=0)
-        reservation.newcomer, reservation.extends = recompute_cost(start, boundary.end), start > 0
+        reservation.absorbed = absorbed
+        self._weigh(reservation, chain, boundary.end)
         kept = tuple(blocks)
         store.pool.share(kept)
         slot = self.begin_write(reservation)
@@ -144,6 +185,9 @@ class Keeping:
         store.reservations.remove(reservation)
         store.aborts[cause] += 1
         slot = reservation.slot
+        if store.states is not None and reservation.state is not None:
+            store.states.release([reservation.state])
+            reservation.state = None
         if slot is None:
             return
         if reservation.written:
@@ -175,6 +219,12 @@ class Keeping:
             return False
         store.publish(reservation, node, slot, kept)
         return True
+
+    @staticmethod
+    def _weigh(reservation: Reservation, chain: Sequence[Node], end: int) -> None:
+        """Tell what computing up to `end` costs from the deepest snapshot of `chain` on."""
+        start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
+        reservation.newcomer, reservation.extends = recompute_cost(start, end), start > 0
 
     def _require_open(self, reservation: Reservation) -> None:
         if reservation not in self._store.reservations:

@@ -15,13 +15,13 @@ from typing import Literal, get_args
 
 from worker.block_pool import BlockPool
 from worker.eviction import PAUSE_SECONDS
-from worker.invariants import check_invariants
+from worker.invariants import check_invariants, check_states
 from worker.slots import EvictionCause, Reservation, SlotState, SlotTable, Snapshot
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 
 GHOST_BYTES = 64 << 20
 
-AbortCause = Literal["length", "duplicate", "collision", "no_slot", "not_worth", "cancelled", "failed"]
+AbortCause = Literal["length", "duplicate", "collision", "no_slot", "no_state", "not_worth", "cancelled", "failed"]
 StaleCause = Literal["tokens", "generation", "length", "fingerprint", "checksum", "verify"]
 _ABSENT: dict[EvictionCause, AbsentReason] = {"flush": "flushed", "stale": "stale"}
 
@@ -52,11 +52,19 @@ class SnapshotStore:
         ghost_bytes: int = GHOST_BYTES,
         *,
         divisible: bool = False,
+        states: BlockPool | None = None,
+        state_bytes: int = 0,
     ) -> None:
-        """`divisible`: the state at a boundary is a part of the state at a later one, as where all layers attend."""
+        """`divisible`: the state at a boundary is a part of the state at a later one, as where all layers attend.
+
+        `states`: the entries of recurrent state, of `state_bytes` each, where some layers recur.
+        """
+        assert not (divisible and states), "a recurrent state cannot be divided"
         self.slots = SlotTable(slots)
         self.pool = pool
         self.block_bytes = block_bytes
+        self.states = states
+        self.state_bytes = state_bytes
         self.index = SnapshotIndex(ghost_bytes)
         self.clock = clock
         self.divisible = divisible
@@ -104,12 +112,20 @@ class SnapshotStore:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the distinct blocks that snapshots hold."""
-        return self.held_count * self.block_bytes
+        """Bytes of the distinct blocks that snapshots hold, and of their recurrent states."""
+        return self.held_count * self.block_bytes + self.snapshot_count * self.state_bytes
 
-    def check_invariants(self, sequences: Iterable[Collection[int]] | None = None) -> None:
-        """Raises `InvariantViolation`. `sequences`: the blocks of every other holder; None leaves them out."""
+    def check_invariants(
+        self, sequences: Iterable[Collection[int]] | None = None, states: Iterable[int] = ()
+    ) -> None:
+        """Raises `InvariantViolation`. `sequences`: the blocks of every other holder; None leaves them out.
+
+        `states`: their entries of recurrent state.
+        """
         check_invariants(self.slots, self.index, self.pool, self.held, self.held_count, self.reserved(), sequences)
+        if sequences is not None:
+            writing = [r.state for r in self.reservations if r.state is not None]
+            check_states(self.slots, self.states, [*writing, *states])
 
     def reserved(self) -> list[int]:
         """The slots that open reservations have."""
@@ -124,7 +140,7 @@ class SnapshotStore:
                 self.held_count += 1
             self.held[block] += 1
         returned = any(above.hits and above.kind != "head" for above in node.ancestors())
-        self.slots.publish(Snapshot(slot, node, blocks, node.end, returned, self.clock()))
+        self.slots.publish(Snapshot(slot, node, blocks, node.end, returned, self.clock(), reservation.absorbed, reservation.state))
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
         self.commits += 1
@@ -150,11 +166,11 @@ class SnapshotStore:
         return True
 
     def remove(self, slots: Iterable[int], cause: EvictionCause) -> int:
-        """Evict snapshots that nobody restores from; returns how many blocks came free."""
-        before = self.pool.free_count
+        """Evict snapshots that nobody restores from; returns how many bytes came free."""
+        before = self._free_bytes
         for slot in slots:
             self.retire(self.known(slot), cause)
-        return self.pool.free_count - before
+        return self._free_bytes - before
 
     def retire(self, snapshot: Snapshot, cause: EvictionCause) -> None:
         """Take it out of the index, and out of its slot once nobody restores from it."""
@@ -172,5 +188,12 @@ class SnapshotStore:
             if not self.held[block]:
                 self.held_count -= 1
         self.pool.release(snapshot.blocks)
+        if self.states is not None and snapshot.state is not None:
+            self.states.release([snapshot.state])
         self.slots.finish_evict(snapshot.slot)
         self.evictions[snapshot.leaving] += 1
+
+    @property
+    def _free_bytes(self) -> int:
+        states = self.states.free_count * self.state_bytes if self.states else 0
+        return self.pool.free_count * self.block_bytes + states

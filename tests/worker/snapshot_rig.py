@@ -10,6 +10,7 @@ from protocol.digest import link_digest, root_digest
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool, OutOfBlocks
 from worker.lookup import Lookup
+from worker.slots import Reservation
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
 from worker.snapshot_index import Node
@@ -138,7 +139,7 @@ class Engine:
 
     # One request in steps
 
-    def start(self, request: Prompt, hold: bool = False) -> Run:
+    def start(self, request: Prompt, hold: bool = False, asked: bool = True) -> Run:
         """Look up and restore. With `hold` the source stays pinned until `release_source`."""
         self.clock.now += 1
         finding = self.finding
@@ -147,7 +148,7 @@ class Engine:
             # Where states are divisible, the lookup itself may have made it.
             self.keys.setdefault((run.lookup.slot, run.lookup.generation), request.ids[: run.lookup.depth])
             kept = self.kept()
-            restored = finding.begin_restore(run.lookup.slot, run.lookup.generation)
+            restored = finding.begin_restore(run.lookup.slot, run.lookup.generation, asked=asked)
             assert restored is not None
             assert self.kept() == kept, "a hit consumed what it found"
             assert restored.tokens == run.lookup.depth < len(request)
@@ -176,14 +177,21 @@ class Engine:
         while run.wanted and run.wanted[0].end <= run.computed:
             self.keep(run, run.wanted.pop(0))
 
-    def keep(self, run: Run, boundary: Boundary) -> int | None:
+    def keep(self, run: Run, boundary: Boundary, absorbed: bool = False) -> int | None:
         protect = frozenset() if run.slot is None else frozenset({run.slot})
         reservation = self.keeping.reserve(protect)
         if reservation is None:
             return None
-        return self.commit(reservation, run, boundary)
+        return self.commit(reservation, run, boundary, absorbed=absorbed)
 
-    def commit(self, reservation, run: Run, boundary: Boundary, stored_tokens: int | None = None) -> int | None:
+    def commit(
+        self,
+        reservation: Reservation,
+        run: Run,
+        boundary: Boundary,
+        stored_tokens: int | None = None,
+        absorbed: bool = False,
+    ) -> int | None:
         request = run.prompt
         slot = self.keeping.commit(
             reservation,
@@ -193,6 +201,7 @@ class Engine:
             request.boundaries,
             run.blocks[: self.pool.blocks_for(boundary.end)],
             stored_tokens=boundary.end if stored_tokens is None else stored_tokens,
+            absorbed=absorbed,
         )
         if slot is not None:
             run.committed.append(boundary.end)
@@ -214,6 +223,16 @@ class Engine:
         run = self.start(request)
         self.compute(run, len(request))
         self.verify_run(run)
+        self.finish(run)
+        self.check()
+        return run
+
+    def absorb(self, request: Prompt) -> Run:
+        """Compute a conversation to the end of its last message in idle time, and keep that boundary alone."""
+        run = self.start(request, asked=False)
+        run.wanted.clear()
+        self.compute(run, request.last.end)
+        self.keep(run, request.last, absorbed=True)
         self.finish(run)
         self.check()
         return run

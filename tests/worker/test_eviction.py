@@ -8,6 +8,7 @@ def candidate(slot, end=100, **fields):
         "interior": False,
         "anchor": False,
         "returned": False,
+        "unproven": False,
         "idle_seconds": 0.0,
         "last_used": slot,
         "blocks": (),
@@ -50,6 +51,26 @@ def test_idle_times_count_in_pauses_as_they_are_made_here():
     old, new = candidate(0, end=4000, idle_seconds=100), candidate(1, end=2000, idle_seconds=1)
     assert choose_for_slot([old, new], pause=600) == 1
     assert choose_for_slot([old, new], pause=10) == 0
+
+
+def test_an_absorbed_answer_that_was_never_hit_goes_before_any_leaf_or_anchor():
+    absorbed = candidate(0, end=9000, unproven=True)
+    stale, anchor = candidate(1, end=10, idle_seconds=9999), candidate(2, end=10, interior=True, anchor=True)
+    assert choose_for_slot([absorbed, stale, anchor]) == 0
+    assert choose_for_slot([absorbed._replace(unproven=False), stale, anchor]) == 1
+
+
+def test_of_absorbed_answers_and_interior_snapshots_the_one_worth_least_goes_first():
+    absorbed, interior = candidate(0, start=900, end=930, unproven=True), candidate(1, end=900, interior=True)
+    assert choose_for_slot([absorbed, interior]) == 0
+    assert choose_for_slot([absorbed, interior._replace(idle_seconds=1e6)]) == 1
+
+
+def test_an_absorbed_answer_takes_the_place_of_nothing_that_was_asked_for():
+    leaf, anchor = candidate(0, end=10, idle_seconds=9999), candidate(1, end=10, interior=True, anchor=True)
+    assert choose_for_slot([leaf, anchor], newcomer=5000, extends=True, unproven=True) is None
+    other = candidate(2, end=9000, unproven=True)
+    assert choose_for_slot([leaf, anchor, other], newcomer=5, extends=True, unproven=True) == 2
 
 
 def test_the_interior_snapshot_that_saves_least_goes_first():
@@ -123,6 +144,13 @@ def test_a_leaf_goes_before_what_it_extends():
     leaf = candidate(1, start=8, end=16, parent=0, blocks=(1, 2, 3, 4), returned=True)
     assert choose_for_blocks([head, leaf], 2, blocks_of(head, leaf)) == [1]
     assert choose_for_blocks([head, leaf], 4, blocks_of(head, leaf)) == [1, 0]
+
+
+def test_an_absorbed_answer_that_was_never_hit_gives_its_blocks_first():
+    absorbed = candidate(0, start=8, end=16, blocks=(1, 2, 3, 4), unproven=True)
+    stale = candidate(1, end=4, blocks=(5,), idle_seconds=9999)
+    assert choose_for_blocks([absorbed, stale], 1, blocks_of(absorbed, stale)) == [0]
+    assert choose_for_blocks([absorbed, stale], 5, blocks_of(absorbed, stale)) == [0, 1]
 
 
 def test_an_ancestor_goes_only_with_its_last_descendant():

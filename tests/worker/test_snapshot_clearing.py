@@ -37,6 +37,34 @@ def test_the_restore_source_is_not_the_victim_of_its_own_commit():
     assert engine.kept() == [12]
 
 
+def test_an_absorbed_answer_goes_first_and_what_it_extends_stays():
+    engine = Engine(3)
+    engine.play(chat(1))
+    engine.absorb(chat(2))
+    assert engine.kept() == [30, 50, 70]
+    engine.play(one_shot(70))
+    assert engine.kept() == [12, 30, 50]
+
+
+def test_an_absorbed_answer_that_was_hit_is_kept_like_any_other():
+    engine = Engine(3)
+    engine.play(chat(1))
+    engine.absorb(chat(2))
+    assert depths(engine, chat(3)) == [70]
+    assert engine.kept() == [30, 70, 90], "what was passed went"
+    engine.play(one_shot(70, 200))
+    assert engine.kept() == [30, 90, 200]
+
+
+def test_an_absorbed_answer_pushes_out_nothing_that_was_asked_for():
+    engine = Engine(3)
+    engine.play(chat(1))
+    engine.play(one_shot(70))
+    engine.absorb(chat(2))
+    assert engine.kept() == [12, 30, 50]
+    assert engine.store.aborts["not_worth"] == 1
+
+
 def test_as_many_snapshots_go_as_one_prompt_needs():
     """S3-12, K-SM2: room is made before anything is allocated, and no more than needed goes."""
     engine = Engine(12, blocks=31)

@@ -133,15 +133,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert self._states(but=reservation) == before
 
     @precondition(lambda self: self.reservations and any(run.computed for run in self.engine.running))
-    @rule(data=st.data(), wrong=st.sampled_from([0, 0, 0, 1, -1]))
-    def commit(self, data, wrong):
+    @rule(data=st.data(), wrong=st.sampled_from([0, 0, 0, 1, -1]), absorbed=st.booleans())
+    def commit(self, data, wrong, absorbed):
         run = data.draw(st.sampled_from([run for run in self.engine.running if run.computed]))
         ready = [b for b in run.prompt.boundaries if b.end <= run.computed]
         if not ready:
             return
         boundary = data.draw(st.sampled_from(ready))
         reservation = self.reservations.pop()
-        slot = self.engine.commit(reservation, run, boundary, boundary.end + wrong)
+        slot = self.engine.commit(reservation, run, boundary, boundary.end + wrong, absorbed)
         if wrong:
             assert slot is None
         elif slot is not None:
@@ -438,8 +438,8 @@ def consume_on_hit(patch):
     """A hit takes the entry out of the table."""
     begin_restore = Finding.begin_restore
 
-    def consuming(self, slot, generation):
-        restored = begin_restore(self, slot, generation)
+    def consuming(self, slot, generation, **options):
+        restored = begin_restore(self, slot, generation, **options)
         self._store.retire(self._store.slots[slot].snapshot, "slots")
         return restored
 
