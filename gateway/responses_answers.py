@@ -67,7 +67,10 @@ class ResponsesAnswer(Answer):
     def _gained(self, delta: Delta) -> Iterator[Event]:
         self._scored += delta.scored
         self._finish_reason = delta.finish_reason
-        for part in delta.parts:
+        parts = delta.parts
+        if delta.finish_reason == "length" and parts and isinstance(parts[-1], CallEnd):
+            parts = parts[:-1]  # a call that was cut off ends with the answer, and not as a complete one
+        for part in parts:
             yield from self._part(part)
         if delta.finish_reason is not None:
             yield from self._end_answer()
@@ -95,7 +98,7 @@ class ResponsesAnswer(Answer):
                 assert self._open is not None, "arguments came outside of a call"
                 yield from self._open.add(part.fragment)
             case CallEnd():
-                yield from self._end_item(self._end_status)
+                yield from self._end_item("completed")
 
     def _text(self, text: str) -> Iterator[Event]:
         if not isinstance(self._open, MessageItem):
@@ -120,12 +123,7 @@ class ResponsesAnswer(Answer):
         """There is always an item, as clients look into the first one. Only the last one can have been cut off."""
         if not self._items or (self._scored and isinstance(self._open, MessageItem)):
             yield from self._text("")
-        yield from self._end_item(self._end_status)
-
-    @property
-    def _end_status(self) -> str:
-        """That of an item which ends now: calls are ended with the answer where that is cut off."""
-        return "incomplete" if self._finish_reason == "length" else "completed"
+        yield from self._end_item("incomplete" if self._finish_reason == "length" else "completed")
 
     def _output(self) -> list[dict[str, Any]]:
         return [item.as_object() for item in self._items]

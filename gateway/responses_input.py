@@ -83,7 +83,9 @@ class _History:
     def add(self, item: object, where: str) -> None:
         if not isinstance(item, dict):
             raise wrong(where, "must be an object")
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if not isinstance(kind, str):
+            raise wrong(f"{where}.type", "must be a string")
         if kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
@@ -92,7 +94,7 @@ class _History:
             self._reasoning.append(_reasoning(item, where))
         elif kind in _RESULTS:
             self._result(item, where)
-        elif isinstance(kind, str) and kind in _CALLS:
+        elif kind in _CALLS:
             self._calls.append(_CALLS[kind](item, where))
         elif kind == "mcp_call":
             self._calls.append(_function_call(item, where))
