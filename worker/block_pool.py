@@ -1,4 +1,7 @@
-"""Physical KV blocks with reference counts. Knows nothing of tensors, sequences or snapshots."""
+"""Physical KV blocks with reference counts. Knows nothing of tensors, sequences or snapshots.
+
+Entries of recurrent state are counted by a pool of their own, as blocks of one.
+"""
 
 from __future__ import annotations
 

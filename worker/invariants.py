@@ -47,6 +47,32 @@ def check_invariants(
         _check_owners(pool, held, sequences)
 
 
+def check_states(slots: SlotTable, states: BlockPool | None, others: Iterable[int]) -> None:
+    """Every snapshot has a recurrent state of its own, if the model has any, and every entry its holders.
+
+    `others`: what anybody else holds, once for each of them. Raises `InvariantViolation`.
+    """
+    snapshots = slots.snapshots()
+    if states is None:
+        _require(all(s.state is None for s in snapshots), 2, "a snapshot has a state, but the model does not recur")
+        return
+    owners = [0] * (states.total_count + 1)
+    for snapshot in snapshots:
+        if snapshot.state is None:
+            raise InvariantViolation(2, f"slot {snapshot.slot} has no recurrent state")
+        owners[snapshot.state] += 1
+        _require(owners[snapshot.state] == 1, 1, f"two snapshots have the recurrent state {snapshot.state}")
+    for entry in others:
+        owners[entry] += 1
+    for entry, count in enumerate(owners):
+        counted = states.refcount(entry)
+        _require(counted == count, 10, f"state {entry} has {count} holders, {counted} counted")
+    try:
+        states.check()
+    except AssertionError as error:
+        raise InvariantViolation(10, f"states: {error}") from error
+
+
 def _require(holds: bool, number: int, message: str) -> None:
     if not holds:
         raise InvariantViolation(number, message)

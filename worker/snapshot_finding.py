@@ -20,10 +20,14 @@ PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, int
 
 
 class Restored(NamedTuple):
-    """References taken for a sequence: the blocks of its first `tokens` tokens, the last one perhaps half full."""
+    """References taken for a sequence: the blocks of its first `tokens` tokens, the last one perhaps half full.
+
+    `state`: the entry to copy its recurrent state from, where models have one.
+    """
 
     blocks: list[int]
     tokens: int
+    state: int | None
 
 
 class Finding:
@@ -100,7 +104,9 @@ class Finding:
             store.pause *= (gap / store.pause) ** PAUSE_STEP
             snapshot.node.asked_at = now
             store.index.touch(snapshot.node, now)
-        return Restored(list(snapshot.blocks), snapshot.tokens)
+        if store.states is not None and snapshot.state is not None:
+            store.states.share([snapshot.state])
+        return Restored(list(snapshot.blocks), snapshot.tokens, snapshot.state)
 
     def end_restore(self, slot: int) -> None:
         """The sequence has what it needs. Its references stay its own."""
