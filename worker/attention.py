@@ -1,10 +1,12 @@
 """Attention over the paged pool, with bits that do not depend on how rows are grouped.
 
-Measured for torch's CPU kernel (2.13, float32 and bfloat16): with the key length rounded up to an absolute multiple
-of 512 and masked, a query row had the same bits for every tile of 8 to 256 rows, every position in the tile, and
-any number of further masked keys (0 of 320 unequal; with multiples of 64 it was 19). One-row products differ, so
-decode pads the query heads of a KV head to a multiple of four (0 of 990 unequal). Where a window hides the first
-keys, they are left out up to such a multiple too. `row_check.py` repeats the check at start on the machine at hand.
+On a CPU our own kernels see to that (`cpu_attention.py`); elsewhere, or for head sizes that they do not take, it is
+torch's. Measured for torch's CPU kernel (2.13, float32 and bfloat16): with the key length rounded up to an absolute
+multiple of 512 and masked, a query row had the same bits for every tile of 8 to 256 rows, every position in the
+tile, and any number of further masked keys (0 of 320 unequal; with multiples of 64 it was 19). One-row products
+differ, so decode pads the query heads of a KV head to a multiple of four (0 of 990 unequal). Where a window hides the
+first keys, they are left out up to such a multiple too. `row_check.py` repeats the check at start on the machine at
+hand.
 """
 
 from __future__ import annotations
@@ -12,31 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.cpu_kernels import Floats, attend_rows, store_rows
+from worker.cpu_attention import CpuDecodeAttention, CpuPrefillAttention
 from worker.heads import HeadNorms, split_heads, turned_queries
 from worker.kv_cache import BLOCK_TOKENS, BlockRun, KVCache
+from worker.layer_plan import LayerPlan
 from worker.model_shape import AttentionLayer, Rope
+from worker.models.interface import Attend
 from worker.rope import Rotary
 
 KEY_MULTIPLE = 512
 _HEAD_MULTIPLE = 4
-_NO_NORM = np.empty(0, np.float32)
-_NO_ROWS = np.empty(0, np.int64)
-
-
-class LayerPlan(NamedTuple):
-    """What a pass needs to know of one attention layer."""
-
-    shape: AttentionLayer
-    rotary: int  # place of its rotary factors among those of a pass
-    window: int  # how many tokens a row sees, its own the last of them; 0 for all
-    stores: bool  # its rows bring keys and values
-    arrays: tuple[Floats, Floats] | None  # its keys and values, where they can be had as arrays
 
 
 class PagedAttention:
@@ -59,16 +50,16 @@ class PagedAttention:
         }
         self.windows = {plan.window for plan in self.layers.values()}
 
-    def prefill(self, blocks: list[int], start: int, rows: int, count: int, key_multiple: int) -> PrefillAttention:
+    def prefill(self, blocks: list[int], start: int, rows: int, count: int, key_multiple: int) -> Attend:
         """For `count` rows of one sequence from `start` on; those past the first `rows` are padding."""
+        if self.cache.has_arrays:
+            return CpuPrefillAttention(self.layers, self.rotaries, blocks, start, rows, count)
         return PrefillAttention(self, blocks, start, rows, count, key_multiple)
 
-    def decode(
-        self, tables: list[list[int]], lengths: list[int], count: int, key_multiple: int
-    ) -> CpuDecodeAttention | DecodeAttention:
+    def decode(self, tables: list[list[int]], lengths: list[int], count: int, key_multiple: int) -> Attend:
         """For one new token of each sequence, at position `lengths[i]`, and padding up to `count` rows."""
         if self.cache.has_arrays:
-            return CpuDecodeAttention(self, tables, lengths, count)
+            return CpuDecodeAttention(self.layers, self.rotaries, tables, lengths, count)
         return DecodeAttention(self, tables, lengths, count, key_multiple)
 
 
@@ -146,12 +137,6 @@ class PrefillAttention:
     def _store(self, layer: int, plan: LayerPlan, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """Keys and values into the pool, where the rows have any; the queries [heads, rows, dim]."""
         cos, sin = self._turns[plan.rotary]
-        if plan.arrays is not None:
-            queries = torch.empty(plan.shape.num_heads, len(qkv), plan.shape.head_dim)
-            token_rows = self._token_rows.numpy() if plan.stores else _NO_ROWS
-            factors = cos.numpy(), sin.numpy(), *_norm_arrays(norms)
-            store_rows(qkv.numpy(), *factors, *plan.arrays, token_rows, queries.numpy())
-            return queries
         if plan.stores:
             q, k, v = split_heads(qkv, plan.shape.num_kv_heads, norms, cos, sin)
             self._cache.write(layer, self._token_rows, k[: self._rows], v[: self._rows])
@@ -237,43 +222,6 @@ class DecodeAttention:
             )
             out[members] = mixed[:, :, :per_kv].reshape(size, heads * dim).to(q.dtype)
         return out
-
-
-class CpuDecodeAttention:
-    """`DecodeAttention` for float32 pools on a CPU, by our own kernel: each row in one fixed order."""
-
-    def __init__(self, paged: PagedAttention, tables: list[list[int]], lengths: list[int], count: int) -> None:
-        self._layers = paged.layers
-        self._lengths = np.array(lengths, dtype=np.int64)
-        self._tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
-        for row, table in enumerate(tables):
-            self._tables[row, : len(table)] = table
-        positions = torch.tensor(lengths + [0] * (count - len(lengths)))
-        turns = [rotary.rows(positions) for rotary in paged.rotaries]
-        self._turns = [(cos.numpy(), sin.numpy()) for cos, sin in turns]
-
-    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
-        shape, rotary, window, _, arrays = self._layers[layer]
-        assert arrays is not None
-        out = torch.empty(len(qkv), shape.num_heads, shape.head_dim)
-        attend_rows(
-            qkv.numpy(),
-            *self._turns[rotary],
-            *_norm_arrays(norms),  # type: ignore[arg-type]
-            *arrays,
-            self._tables,
-            self._lengths,
-            BLOCK_TOKENS,
-            window,
-            out.numpy(),
-        )
-        return out.flatten(1)
-
-
-def _norm_arrays(norms: HeadNorms | None) -> tuple[Floats, Floats, float]:
-    if norms is None:
-        return _NO_NORM, _NO_NORM, 0.0
-    return norms.q.numpy(), norms.k.numpy(), norms.eps
 
 
 def _mask(positions: Tensor, first: int, keys: int, window: int) -> Tensor:

@@ -13,13 +13,13 @@ float32 and 112 in bfloat16, this one 180 and 320.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from worker.cpu_kernels import Floats, Ints, PoolRows
+from worker.cpu_threads import in_parts
 from worker.vector_ops import (
     COLUMNS,
     HAS_PAIRS,
@@ -32,10 +32,7 @@ from worker.vector_ops import (
     weigh,
 )
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint32]
-PoolRows = NDArray[np.float32] | NDArray[np.uint16]
 
 EVERYTHING = 1 << 40
 """The window of a layer that has none."""
@@ -66,15 +63,7 @@ def attend_prefill(
     """
     pairs = HAS_PAIRS and keys.dtype == np.uint16
     given = queries, rows, keys, values, blocks, block_tokens, first, window, pairs
-    others = [_pool(threads).submit(_attend_tiles, *given, part, threads, out) for part in range(1, threads)]
-    _attend_tiles(*given, 0, threads, out)
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="attention")
+    in_parts(threads, lambda part, parts: _attend_tiles(*given, part, parts, out))
 
 
 @_kernel

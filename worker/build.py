@@ -24,13 +24,13 @@ from worker.fingerprint import fingerprint
 from worker.io import WorkerSockets
 from worker.journal import Journal
 from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
-from worker.memory import pool_blocks
+from worker.memory import split_memory
 from worker.metrics import StateCollector, WorkerMetrics
 from worker.model_config import ModelConfig, load_config
-from worker.model_error import ModelError
 from worker.model_runner import ModelRunner
 from worker.model_shape import DeltaLayer
 from worker.models import model_class
+from worker.recurrent import StateLayout, StatePool
 from worker.row_check import check_rows
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
@@ -53,8 +53,6 @@ def build(
         torch.set_num_threads(settings.threads)
     torch.set_grad_enabled(False)
     config = load_config(path)
-    if any(isinstance(layer, DeltaLayer) for layer in config.layers):
-        raise ModelError(f"model_type: serving {config.architecture} is not implemented")
     dtype = _dtype(settings.dtype, device)
     dtype_name = "int4" if settings.dtype == "int4" else str(dtype).removeprefix("torch.")
     max_model_len = _context(settings.max_model_len, config)
@@ -71,15 +69,21 @@ def build(
         time.monotonic() - started,
     )
     loading("checking that rows do not depend on each other")
-    kv_dtype = model.hidden_dtype
+    kv_dtype = model.dtype
     row_counts = check_rows(model, kv_dtype, max_model_len, settings.deterministic)
     size = block_bytes(config, kv_dtype)
-    blocks = pool_blocks(settings.kv_memory, size, device, max_model_len)
+    recurs = any(isinstance(layer, DeltaLayer) for layer in config.layers)
+    state_bytes = StateLayout(config).entry_bytes if recurs else 0
+    most_states = settings.slots + settings.max_running + 1  # one more for a job in idle time
+    blocks, entries = split_memory(settings.kv_memory, size, state_bytes, most_states, device, max_model_len)
     cache = KVCache(config, blocks, kv_dtype, device)
     pool = BlockPool(blocks, BLOCK_TOKENS)
-    store = SnapshotStore(settings.slots, pool, size)
+    states = StatePool(config, entries, device) if recurs else None
+    store = SnapshotStore(
+        settings.slots, pool, size, states=BlockPool(entries, 1) if recurs else None, state_bytes=state_bytes
+    )
     metrics, journal = WorkerMetrics(), Journal()
-    runner = ModelRunner(model, cache, row_counts)
+    runner = ModelRunner(model, cache, row_counts, states)
     scheduler = Scheduler(
         epoch=epoch,
         store=store,
@@ -105,7 +109,7 @@ def build(
         max_model_len=max_model_len,
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=size // BLOCK_TOKENS,
-        kv_memory_bytes=blocks * size,
+        kv_memory_bytes=blocks * size + entries * state_bytes,
         slots=settings.slots,
         deterministic=row_counts.batch_invariant,
     )
@@ -186,6 +190,7 @@ def _register(
     size: int,
 ) -> None:
     """Everything whose truth lies elsewhere and is read when scraped."""
+    states = store.states
 
     def gauges() -> dict[str, tuple[str, str, dict[str, float]]]:
         return {
@@ -200,6 +205,14 @@ def _register(
                 "Bytes of the KV pool",
                 "state",
                 {"used": pool.used_count * size, "free": pool.free_count * size},
+            ),
+            "prefixd_state_bytes": (
+                "Bytes of recurrent states",
+                "state",
+                {
+                    "used": states.used_count * store.state_bytes if states else 0,
+                    "free": states.free_count * store.state_bytes if states else 0,
+                },
             ),
             "prefixd_requests_running": ("Requests in prefill or decode", "", {"": scheduler.running_count}),
             "prefixd_requests_waiting": ("Requests queued", "", {"": len(scheduler.waiting)}),

@@ -8,14 +8,18 @@ order, so a row's bits cannot depend on the rows beside it. They run on the call
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+PoolRows = NDArray[np.float32] | NDArray[np.uint16]
 
+# Pools of bfloat16 are seen as uint16, which NumPy knows: the upper half of a float32.
 # Sums may be reordered by the compiler to use vector registers: once, at compile time, the same for every row.
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")
@@ -31,55 +35,41 @@ def rms_norm_rows(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 @_kernel
 def attend_rows(
-    qkv: Floats,
-    cos: Floats,
-    sin: Floats,
-    q_weight: Floats,
-    k_weight: Floats,
-    eps: float,
-    keys: Floats,
-    values: Floats,
+    queries: Floats,
+    keys: PoolRows,
+    values: PoolRows,
     tables: Ints,
     lengths: Ints,
     block_tokens: int,
     window: int,
+    start: int,
+    step: int,
     out: Floats,
 ) -> None:
-    """Decode attention of one layer: norm and turn q and k, store k and v, attend over the blocks.
+    """Decode attention of one layer, over every `step`-th pair of a row and a key-value head from `start` on.
 
-    qkv [rows, heads + 2 * kv_heads, dim], or [rows, heads, dim] where keys and values are there already; cos, sin
-    [rows, dim] as `Rotary` gives them; q_weight, k_weight [dim], or [0] where heads have no norm; keys, values
-    [kv_heads, pool tokens, dim]; tables [lengths, blocks]; lengths: the position of each new token; window: how many
-    tokens a row sees, 0 for all; out [rows, heads, dim], rows past the lengths are padding and become zero.
+    queries [heads, rows, dim] and keys and values as `store_rows` leaves them; tables [lengths, blocks]; lengths: the
+    position of each new token; window: how many tokens a row sees, itself the last of them; out [rows, heads, dim],
+    of which the rows past the lengths are left alone.
     """
     kv_heads, _, dim = keys.shape
-    heads = out.shape[1]
-    group = heads // kv_heads
-    stores = qkv.shape[1] > heads
+    group = len(queries) // kv_heads
     scale = np.float32(1.0 / math.sqrt(dim))
-    query = np.empty((heads, dim), np.float32)
-    turned = np.empty(dim, np.float32)
+    query = np.empty((group, dim), np.float32)
     scores = np.empty((group, lengths.max() + 1), np.float32)
-    out[len(lengths) :] = np.float32(0)
-    for row in range(len(lengths)):
+    for task in range(start, len(lengths) * kv_heads, step):
+        row, kv_head = task // kv_heads, task % kv_heads
         length = lengths[row]
-        first_token = max(length + 1 - window, 0) if window else 0
-        token = tables[row, length // block_tokens] * block_tokens + length % block_tokens
-        for head in range(heads):
-            _turn(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), turned)
+        first_token = max(length + 1 - window, 0)
+        first = kv_head * group
+        for member in range(group):
             for i in range(dim):
-                query[head, i] = turned[i] * scale
-        if stores:
-            for head in range(kv_heads):
-                _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
-                values[head, token, :] = qkv[row, heads + kv_heads + head, :]
-        for kv_head in range(kv_heads):
-            first = kv_head * group
-            last = first + group
-            _score(query[first:last], keys[kv_head], tables[row], first_token, length, block_tokens, scores)
-            for member in range(group):
-                _softmax(scores[member], length + 1 - first_token)
-            _mix(scores, values[kv_head], tables[row], first_token, length, block_tokens, out[row, first:last])
+                query[member, i] = queries[first + member, row, i] * scale
+        _score(query, keys[kv_head], tables[row], first_token, length, block_tokens, scores)
+        for member in range(group):
+            _softmax(scores[member], length + 1 - first_token)
+        mixed = out[row, first : first + group]
+        _mix(scores, values[kv_head], tables[row], first_token, length, block_tokens, mixed)
 
 
 @_kernel
@@ -90,26 +80,31 @@ def store_rows(
     q_weight: Floats,
     k_weight: Floats,
     eps: float,
-    keys: Floats,
-    values: Floats,
+    keys: PoolRows,
+    values: PoolRows,
     tokens: Ints,
     queries: Floats,
 ) -> None:
-    """The part of a prefill layer before attention: norm and turn q and k, store k and v of the real rows.
+    """The part of a layer before attention: norm and turn q and k, store k and v of the real rows.
 
-    Shapes as in `attend_rows`; tokens: the pool token of each real row, rows past them are padding, and all are where
-    keys and values are there already; queries [heads, rows, dim] takes the turned queries of all rows.
+    qkv [rows, heads + 2 * kv_heads, dim], or [rows, heads, dim] where keys and values are there already; cos, sin
+    [rows, dim] as `Rotary` gives them; q_weight, k_weight [dim], or [0] where heads have no norm; keys, values: the
+    pool [kv_heads, tokens, dim], of float32 or of bfloat16 seen as uint16; tokens: the pool token of each real row,
+    rows past them are padding, as all are where nothing is stored; queries [heads, rows, dim] takes the turned
+    queries of all rows.
     """
-    heads, rows, _ = queries.shape
+    heads, rows, dim = queries.shape
     kv_heads = keys.shape[0]
+    turned = np.empty(dim, np.float32)
     for row in range(rows):
         for head in range(heads):
             _turn(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
     for row in range(len(tokens)):
         token = tokens[row]
         for head in range(kv_heads):
-            _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), keys[head, token])
-            values[head, token, :] = qkv[row, heads + kv_heads + head, :]
+            _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), turned)
+            _put(turned, keys[head, token])
+            _put(qkv[row, heads + kv_heads + head], values[head, token])
 
 
 @_kernel
@@ -125,6 +120,44 @@ def rotary_factors(positions: Ints, frequencies: Floats, cos: Floats, sin: Float
             cos[row, pairs + i] = across
             sin[row, i] = -along
             sin[row, pairs + i] = along
+
+
+def _floats(row: Any, widened: Any) -> Any:
+    """A row of the pool in float32: itself, or in `widened` where the pool holds bfloat16."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_floats)
+def _floats_of(row: Any, widened: Any) -> Any:
+    def same(row: Any, widened: Any) -> Any:
+        return row
+
+    def widen(row: Any, widened: Any) -> Any:
+        bits = widened.view(np.uint32)
+        for i in range(len(row)):
+            bits[i] = np.uint32(row[i]) << np.uint32(16)
+        return widened
+
+    return widen if row.dtype is types.uint16 else same
+
+
+def _put(x: Any, row: Any) -> None:
+    """Write float32 `x` to a row of the pool, rounded to nearest even where that holds bfloat16."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_put)
+def _put_into(x: Any, row: Any) -> Any:
+    def copy(x: Any, row: Any) -> None:
+        row[:] = x
+
+    def narrow(x: Any, row: Any) -> None:
+        bits = x.view(np.uint32)
+        for i in range(len(row)):
+            odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+            row[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+    return narrow if row.dtype is types.uint16 else copy
 
 
 @_inlined
@@ -153,15 +186,16 @@ def _turn(x: Floats, cos: Floats, sin: Floats, weight: Floats, eps: np.float32, 
 
 @_kernel
 def _score(
-    query: Floats, keys: Floats, table: Ints, first: int, length: int, block_tokens: int, scores: Floats
+    query: Floats, keys: PoolRows, table: Ints, first: int, length: int, block_tokens: int, scores: Floats
 ) -> None:
     """scores[member, t - first] = query[member] . key of token t, for t from `first` up to and with `length`."""
     group, dim = query.shape
+    widened = np.empty(dim, np.float32)
     for block in range(first // block_tokens, length // block_tokens + 1):
         start = block * block_tokens
         base = table[block] * block_tokens
         for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            key = keys[base + t]
+            key = _floats(keys[base + t], widened)
             for member in range(group):
                 total = np.float32(0)
                 for i in range(dim):
@@ -206,16 +240,17 @@ def _exp(x: np.float32) -> np.float32:
 
 @_kernel
 def _mix(
-    weights: Floats, values: Floats, table: Ints, first: int, length: int, block_tokens: int, out: Floats
+    weights: Floats, values: PoolRows, table: Ints, first: int, length: int, block_tokens: int, out: Floats
 ) -> None:
     """out[member] = sum over t of weights[member, t - first] * value of token t."""
     group, dim = out.shape
+    widened = np.empty(dim, np.float32)
     out[:] = np.float32(0)
     for block in range(first // block_tokens, length // block_tokens + 1):
         start = block * block_tokens
         base = table[block] * block_tokens
         for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            value = values[base + t]
+            value = _floats(values[base + t], widened)
             for member in range(group):
                 weight = weights[member, start + t - first]
                 for i in range(dim):

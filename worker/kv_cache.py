@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.cpu_kernels import Floats
+from worker.cpu_kernels import PoolRows
 from worker.model_shape import AttentionLayer, LayerShape, ModelConfig
+from worker.vector_ops import COLUMNS
 
 BLOCK_TOKENS = 32
 
@@ -66,8 +67,12 @@ class KVCache:
         for index, shape in enumerate(self.layers):
             if isinstance(shape, AttentionLayer) and shape.shares_kv_with is not None:
                 self._rows[index] = self._rows[shape.shares_kv_with]
-        self.has_arrays = device.type == "cpu" and dtype == torch.float32
-        """Whether `arrays` can be had."""
+        self.has_arrays = (
+            device.type == "cpu"
+            and dtype in (torch.float32, torch.bfloat16)
+            and all(head_dim % COLUMNS == 0 for _, head_dim in alike)
+        )
+        """Whether `arrays` can be had: on a CPU, where our kernels take the head size."""
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [tokens, kv_heads, head_dim] at token rows (block * block_tokens + offset) [tokens]."""
@@ -85,9 +90,10 @@ class KVCache:
         keys, values = keys.view(shape), values.view(shape)
         return keys.index_select(1, blocks).flatten(1, 2), values.index_select(1, blocks).flatten(1, 2)
 
-    def arrays(self, layer: int) -> tuple[Floats, Floats]:
-        """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim], as NumPy sees them."""
+    def arrays(self, layer: int) -> tuple[PoolRows, PoolRows]:
+        """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim]; bfloat16 as uint16."""
         rows = self._rows[layer]
+        rows = rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows
         return rows[0].numpy(), rows[1].numpy()
 
     def copy_block(self, source: int, target: int) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.attention_kernels import EVERYTHING
 from worker.cpu_kernels import attend_rows, rms_norm_rows, store_rows
 from worker.model_shape import Rope
 from worker.rope import Rotary, inverse_frequencies
@@ -44,14 +45,19 @@ class Case:
         each = (BLOCKS - 1) // count
         self.tables = np.stack([order[i * each : (i + 1) * each].numpy() for i in range(count)])
 
-    def run(self) -> Tensor:
+    def run(self, parts: int = 1) -> Tensor:
         out = torch.full((len(self.qkv), self.heads, self.dim), torch.nan)
         q_weight, k_weight = (w.numpy() for w in self.weights) if self.weights else (NONE, NONE)
         arrays = (x.numpy() for x in (self.qkv, self.cos, self.sin))
         pool = self.keys.numpy(), self.values.numpy()
-        attend_rows(
-            *arrays, q_weight, k_weight, EPS, *pool, self.tables, self.lengths, BLOCK, self.window, out.numpy()
-        )
+        last = self.tables[np.arange(len(self.lengths)), self.lengths // BLOCK]
+        tokens = last * BLOCK + self.lengths % BLOCK
+        stored = tokens if self.qkv.shape[1] > self.heads else tokens[:0]
+        queries = np.empty((self.heads, len(self.qkv), self.dim), np.float32)
+        store_rows(*arrays, q_weight, k_weight, EPS, *pool, stored, queries)
+        window = self.window or EVERYTHING
+        for part in range(parts):
+            attend_rows(queries, *pool, self.tables, self.lengths, BLOCK, window, part, parts, out.numpy())
         return out
 
     def turned(self, row: int, first: int, last: int, weight: Tensor | None) -> Tensor:
@@ -86,7 +92,26 @@ def test_decode_attention_is_the_formula(heads: int, kv_heads: int, dim: int, no
     found = case.run()
     for row in range(5):
         assert (found[row] - wanted[row]).abs().max() < 2e-5
-    assert not found[5].any()  # padding
+    assert found[5].isnan().all()  # padding is left alone
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_decode_attention_has_the_same_bits_however_it_is_split(parts: int):
+    case = Case(6, 2, 32, [0, 50, 200, 77], norms=False)
+    assert torch.equal(case.run(parts)[:4], case.run()[:4])
+
+
+def test_a_bfloat16_pool_is_stored_rounded_and_read_as_what_it_holds():
+    case = Case(6, 2, 32, [0, 50, 200], norms=True)
+    case.run()  # stores the new keys and values
+    stored = case.keys.bfloat16(), case.values.bfloat16()
+    case.keys, case.values = case.keys.bfloat16().view(torch.uint16), case.values.bfloat16().view(torch.uint16)
+    narrow = case.run()
+    assert torch.equal(case.keys.view(torch.bfloat16), stored[0])
+    assert torch.equal(case.values.view(torch.bfloat16), stored[1])
+    case.keys, case.values = stored[0].float(), stored[1].float()
+    case.qkv = case.qkv[:, :6].contiguous()
+    assert torch.equal(narrow[:3], case.run()[:3])
 
 
 @pytest.mark.parametrize("window", [0, 40])

@@ -1,0 +1,113 @@
+"""Attention over the paged pool on a CPU, by our own kernels: every row in one fixed order, whatever its company."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention_kernels import EVERYTHING, attend_prefill
+from worker.cpu_kernels import Floats, Ints, attend_rows, store_rows
+from worker.cpu_threads import in_parts
+from worker.heads import HeadNorms
+from worker.kv_cache import BLOCK_TOKENS
+from worker.layer_plan import LayerPlan
+from worker.rope import Rotary
+
+_NO_NORM = np.empty(0, np.float32)
+_NO_ROWS = np.empty(0, np.int64)
+_SPLIT_TOKENS = 1024  # keys of a decode pass from which a second thread pays: waking it takes some 40 us a layer
+
+
+class _Rows:
+    """Rows of a pass at `positions`, of which those with a place in `tokens` are real."""
+
+    def __init__(
+        self, layers: Mapping[int, LayerPlan], rotaries: Sequence[Rotary], positions: Tensor, tokens: Ints
+    ) -> None:
+        self.layers = layers
+        self._tokens = tokens
+        self._turns = [(cos.numpy(), sin.numpy()) for cos, sin in (rotary.rows(positions) for rotary in rotaries)]
+
+    def store(self, plan: LayerPlan, qkv: Tensor, norms: HeadNorms | None) -> Floats:
+        """Keys and values into the pool, where the rows have any; the queries [heads, rows, dim]."""
+        assert plan.arrays is not None
+        queries = np.empty((plan.shape.num_heads, len(qkv), plan.shape.head_dim), np.float32)
+        weights = (_NO_NORM, _NO_NORM, 0.0) if norms is None else (norms.q.numpy(), norms.k.numpy(), norms.eps)
+        tokens = self._tokens if plan.stores else _NO_ROWS
+        store_rows(qkv.numpy(), *self._turns[plan.rotary], *weights, *plan.arrays, tokens, queries)
+        return queries
+
+
+class CpuPrefillAttention:
+    """`attend` for `count` rows of one sequence from `start` on; those past the first `rows` are padding."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, LayerPlan],
+        rotaries: Sequence[Rotary],
+        blocks: Sequence[int],
+        start: int,
+        rows: int,
+        count: int,
+    ) -> None:
+        self._blocks = np.array(blocks, dtype=np.int64)
+        self._start, self._count = start, rows
+        real = np.arange(start, start + rows)
+        tokens = self._blocks[real // BLOCK_TOKENS] * BLOCK_TOKENS + real % BLOCK_TOKENS
+        self._rows = _Rows(layers, rotaries, torch.arange(start, start + count), tokens)
+        self._threads = torch.get_num_threads()
+
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Rows [count, heads * dim]; those of padding are zero."""
+        plan = self._rows.layers[layer]
+        assert plan.arrays is not None
+        queries = self._rows.store(plan, qkv, norms)
+        out = torch.zeros(len(qkv), plan.shape.num_heads, plan.shape.head_dim)
+        attend_prefill(
+            queries,
+            self._count,
+            *plan.arrays,
+            self._blocks,
+            BLOCK_TOKENS,
+            self._start,
+            plan.window or EVERYTHING,
+            self._threads,
+            out.numpy(),
+        )
+        return out.flatten(1)
+
+
+class CpuDecodeAttention:
+    """`attend` for one new token of each sequence, at position `lengths[i]`, and padding up to `count` rows."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, LayerPlan],
+        rotaries: Sequence[Rotary],
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        count: int,
+    ) -> None:
+        self._lengths = np.array(lengths, dtype=np.int64)
+        self._tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
+        for row, table in enumerate(tables):
+            self._tables[row, : len(table)] = table
+        last = self._tables[np.arange(len(lengths)), self._lengths // BLOCK_TOKENS]
+        tokens = last * BLOCK_TOKENS + self._lengths % BLOCK_TOKENS
+        positions = torch.tensor([*lengths, *[0] * (count - len(lengths))])
+        self._rows = _Rows(layers, rotaries, positions, tokens)
+        self._parts = torch.get_num_threads() if sum(lengths) >= _SPLIT_TOKENS else 1
+
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Rows [count, heads * dim]; those of padding are zero."""
+        plan = self._rows.layers[layer]
+        assert plan.arrays is not None
+        queries = self._rows.store(plan, qkv, norms)
+        out = torch.zeros(len(qkv), plan.shape.num_heads, plan.shape.head_dim)
+        given = queries, *plan.arrays, self._tables, self._lengths, BLOCK_TOKENS, plan.window or EVERYTHING
+        mixed = out.numpy()
+        in_parts(self._parts, lambda part, parts: attend_rows(*given, part, parts, mixed))
+        return out.flatten(1)
