@@ -58,6 +58,7 @@ def stats(answer: Stats) -> str:
             "slots": counts(answer.slots),
             "kv memory": f"{format_size(answer.kv_bytes_used)} of {format_size(answer.kv_bytes_total)} used",
             "kv blocks": f"{answer.kv_blocks_free} of {answer.kv_blocks_total} free",
+            **_states(answer),
             "requests": f"{answer.requests_running} running, {answer.requests_waiting} waiting",
             "ended": counts(answer.requests),
             "lookups": counts(answer.lookups),
@@ -68,6 +69,13 @@ def stats(answer: Stats) -> str:
             "stale drops": counts(answer.stale_drops),
         }
     )
+
+
+def _states(answer: Stats) -> dict[str, str]:
+    if not answer.states_total:
+        return {}
+    size = format_size(answer.state_bytes)
+    return {"recurrent states": f"{answer.states_free} of {answer.states_total} free, {size} each"}
 
 
 def slots(rows: Iterable[SlotInfo]) -> str:

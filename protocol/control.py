@@ -104,6 +104,9 @@ class Stats:
     requests_running: int
     requests_waiting: int
     requests: dict[str, int]  # finished, cancelled, failed
+    states_total: int = 0  # recurrent states that sequences and snapshots can have; 0 where the model has none
+    states_free: int = 0
+    state_bytes: int = 0  # of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from protocol.messages import FailureCode, Generate
+from protocol.messages import FailureCode, Generate, Reason
 from worker.block_pool import BlockPool
 from worker.lookup import Lookup
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Request, Running
 from worker.snapshot_finding import Finding
 from worker.snapshot_keeping import Keeping
@@ -37,6 +38,7 @@ class Admission:
         running: Running,
         store: SnapshotStore,
         memory: SequenceMemory,
+        states: SequenceStates,
         metrics: WorkerMetrics,
         *,
         max_model_len: int,
@@ -50,6 +52,7 @@ class Admission:
         self._keeping = Keeping(store)
         self._pool: BlockPool = store.pool
         self._memory = memory
+        self._states = states
         self._metrics = metrics
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -73,6 +76,8 @@ class Admission:
             return "invalid", "boundaries do not rise within the prompt"
         if not 1 <= message.n <= MAX_CHOICES:
             return "invalid", f"n must be at least 1 and at most {MAX_CHOICES}"
+        if self._states.most is not None and message.n > self._states.most:
+            return "invalid", f"n must be at most {self._states.most}: kv_memory holds no more recurrent states"
         if message.sampling.max_tokens < 1:
             return "invalid", "max_tokens must be at least 1"
         if len(ids) >= self.context_tokens:
@@ -93,7 +98,7 @@ class Admission:
                 return None
             if not running.is_empty:
                 full = running.choice_count + request.message.n > self._max_running
-                if full or request.no_room_at == self._pool.releases:
+                if full or request.no_room_at == self._releases:
                     return None
             leader = request.follows
             if leader is not None and leader.state == "prefill" and leader.computed < request.follow_until:
@@ -105,9 +110,13 @@ class Admission:
                 request.state = "prefill"
                 return request
             if request.follows is None:
-                request.no_room_at = self._pool.releases
+                request.no_room_at = self._releases
                 return None
         return None
+
+    @property
+    def _releases(self) -> int:
+        return self._pool.releases + self._states.releases
 
     def _start(self, request: Request) -> bool:
         """Look up, restore and reserve. False if it follows a leader now, or there is no room yet."""
@@ -160,6 +169,12 @@ class Admission:
         further = (request.message.n - 1) * (1 + pool.blocks_for(margin)) + len(self._running.decoding)
         source = frozenset() if found.slot is None else frozenset({found.slot})
         alone = self._running.is_empty
+        if not self._states.room(request.message.n, source):
+            if not alone:
+                return False
+            if found.slot is not None:  # what it would start from has to make room for it
+                return self._reserve(request, _lost(found, "evicted"))
+            raise NeverFits(request)
         if room(most + further, source):
             taken = most
         elif alone and room(least, source):
@@ -168,20 +183,22 @@ class Admission:
             taken = least - tail
         else:
             return False
+        state = None
         if found.slot is not None:
             started = time.perf_counter()
             restored = self._finding.begin_restore(found.slot, found.generation)
             if restored is None:
-                lost = replace(found, slot=None, depth=0, outcome="miss", reason="restore_failed")
-                return self._reserve(request, lost)
+                return self._reserve(request, _lost(found, "restore_failed"))
             # References are all a restore takes, so the source is released as soon as they are held.
             self._finding.end_restore(found.slot)
-            request.blocks = restored.blocks
+            request.blocks, state = restored.blocks, restored.state
             self._metrics.restore_seconds.observe(time.perf_counter() - started)
         if not room(taken):
             pool.release(request.blocks)
             request.blocks = []
+            self._states.release(state)
             raise NeverFits(request)
+        self._states.take(request, state)
         fresh = pool.allocate(taken)
         if tail and taken >= least:
             request.tail_source, request.blocks[-1] = request.blocks[-1], fresh.pop(0)
@@ -190,3 +207,8 @@ class Admission:
         request.depth = request.computed = found.depth
         request.outcome, request.reason = found.outcome, found.reason
         return True
+
+
+def _lost(found: Lookup, reason: Reason) -> Lookup:
+    """The same lookup, had nothing been found."""
+    return replace(found, slot=None, depth=0, outcome="miss", reason=reason)

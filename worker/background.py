@@ -12,13 +12,14 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from protocol.messages import Absorb, Boundary, Generate, Sampling
 from worker.commits import Commits
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Request
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
@@ -51,6 +52,7 @@ class Background:
         self,
         store: SnapshotStore,
         memory: SequenceMemory,
+        states: SequenceStates,
         metrics: WorkerMetrics,
         verify_hits: float,
         differ: Callable[[Tensor, Tensor], bool],
@@ -61,6 +63,7 @@ class Background:
         self._finding = Finding(store)
         self._clearing = Clearing(store)
         self._memory = memory
+        self._states = states
         self._metrics = metrics
         self._commits = Commits(store, metrics, absorbed=True)
         self._verify_hits = verify_hits
@@ -130,7 +133,7 @@ class Background:
             end = min(request.computed + PASS_ROWS, request.total)
             copies = self._memory.own(request.blocks, request.computed, end)
             if copies is not None:
-                return Prefill(request, request.computed, end, copies)
+                return Prefill(request, request.computed, end, copies, self._states.use(request, end))
             if self._running is not None and not self.give_way():
                 return None
 
@@ -143,13 +146,15 @@ class Background:
                 return request
         while self._verifications:
             job = self._verifications.popleft()
-            # A verification is worth no snapshot: it runs in blocks that are free, or not at all.
+            # A verification is worth no snapshot: it runs in memory that is free, or not at all.
             needed = self._pool.blocks_for(len(job.message.token_ids))
-            if needed > self._pool.free_count:
+            if needed > self._pool.free_count or not self._states.has_free:
                 self._count_verification("skipped")
                 continue
             self._verifying = job
-            self._running = Request(_NOBODY, job.message, time.monotonic(), caching=False, state="prefill")
+            message = replace(job.message, n=1)
+            self._running = Request(_NOBODY, message, time.monotonic(), caching=False, state="prefill")
+            self._states.take(self._running, None)
             return self._running
         return None
 
@@ -165,12 +170,16 @@ class Background:
         found = self._finding.lookup(job.tenant, job.token_ids + array("i", [0]), job.boundaries)
         if found.deepest_known >= last.end:
             return None
+        if not self._states.room(1, frozenset() if found.slot is None else frozenset({found.slot})):
+            return None
+        state = None
         if found.slot is not None:
             restored = self._finding.begin_restore(found.slot, found.generation, asked=False)
             if restored is not None:
                 self._finding.end_restore(found.slot)
-                request.blocks, request.depth = restored.blocks, restored.tokens
+                request.blocks, request.depth, state = restored
                 request.slot, request.generation = found.slot, found.generation
+        self._states.take(request, state)
         request.computed = request.depth
         request.wanted = [last]
         return request
@@ -221,4 +230,5 @@ class Background:
         if self._running is not None:
             self._pool.release(self._running.blocks)
             self._running.blocks = []
+            self._states.drop(self._running)
         self._running = self._verifying = None

@@ -6,25 +6,52 @@ import time
 
 from protocol.messages import Boundary
 from worker.metrics import WorkerMetrics
+from worker.sequence_states import SequenceStates
 from worker.sequences import Request
+from worker.slots import Reservation
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
 
 class Commits:
-    """Publishes [0, boundary.end) of requests in prefill. The position is exact, whatever pass it came in."""
+    """Publishes [0, boundary.end) of requests in prefill. The position is exact, whatever pass it came in.
+
+    A recurrent state is kept by the pass that crosses its position, into an entry that was taken before it. What a
+    state has moved past cannot be kept any more.
+    """
 
     def __init__(self, store: SnapshotStore, metrics: WorkerMetrics, *, absorbed: bool = False) -> None:
         """`absorbed`: what is published here are answers that no request has asked for yet."""
         self._store = store
+        self._states = SequenceStates(store)
         self._keeping = Keeping(store)
         self._metrics = metrics
         self._absorbed = absorbed
 
+    def capture(self, request: Request, end: int) -> None:
+        """Before a pass up to `end`: take entries for the states it will cross; without one, none is kept there."""
+        if not request.entries:
+            return
+        while request.wanted and request.wanted[0].end <= end:
+            boundary = request.wanted.pop(0)
+            reservation = self._prepare(request, boundary)
+            if reservation is not None:
+                request.captures.append((boundary, reservation))
+
     def materialised(self, request: Request) -> None:
         """Commit the wanted boundaries that have been reached."""
+        captures, request.captures = request.captures, []
+        for boundary, reservation in captures:
+            self._publish(request, boundary, reservation)
         while request.wanted and request.wanted[0].end <= request.computed:
             self._commit(request, request.wanted.pop(0))
+
+    def lost(self, request: Request) -> None:
+        """The pass failed: what it was to capture is no state, and its own is none any more."""
+        for _, reservation in request.captures:
+            self._keeping.abort(reservation, "failed")
+        request.captures = []
+        self._states.drop(request)
 
     def prompt_complete(self, request: Request) -> None:
         """Remember what was computed, kept or not, so that later requests may branch there."""
@@ -40,10 +67,32 @@ class Commits:
         self.prompt_complete(request)
 
     def _commit(self, request: Request, boundary: Boundary) -> None:
-        started = time.perf_counter()
-        reservation = self._keeping.reserve(self._source(request))
-        if reservation is None:
+        """A model that recurs must be exactly there, and ends there: the snapshot takes its state over."""
+        if self._store.states is None:
+            reservation = self._keeping.reserve(self._source(request))
+        elif request.entries and request.entry_source is None and request.computed == boundary.end:
+            reservation = self._prepare(request, boundary, request.entries[0])
+            if reservation is not None:
+                del request.entries[0]
+        else:
             return
+        if reservation is not None:
+            self._publish(request, boundary, reservation)
+
+    def _prepare(self, request: Request, boundary: Boundary, state: int | None = None) -> Reservation | None:
+        message = request.message
+        return self._keeping.prepare(
+            message.tenant,
+            message.token_ids,
+            boundary,
+            message.boundaries,
+            self._source(request),
+            state=state,
+            absorbed=self._absorbed,
+        )
+
+    def _publish(self, request: Request, boundary: Boundary, reservation: Reservation) -> None:
+        started = time.perf_counter()
         message = request.message
         slot = self._keeping.commit(
             reservation,

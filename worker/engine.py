@@ -175,11 +175,11 @@ class Engine:
     def _run(self, step: Step) -> _Rows | None:
         """What touches the device. The rows of logits that tokens are to be chosen from, if there are any."""
         match step:
-            case Prefill(request, start, end, copies):
+            case Prefill(request, start, end, copies, states):
                 with self._metrics.step_seconds.labels(kind="prefill").time():
                     self._copy(copies)
                     ids = request.message.token_ids[start:end]
-                    hidden = self._runner.prefill(ids, request.blocks, start)
+                    hidden = self._runner.prefill(ids, request.blocks, start, states)
                     if end < request.total:
                         return None
                     logits = self._runner.head_row(hidden[len(ids) - 1])
@@ -191,13 +191,14 @@ class Engine:
                         [choice.next_token for choice in choices],
                         [choice.blocks for choice in choices],
                         [choice.length for choice in choices],
+                        [choice.entry for choice in choices if choice.entry is not None],
                     )
                     return _Rows(logits)
-            case SwapOut(choice, blocks):
-                choice.saved = self._runner.cache.save(blocks)
+            case SwapOut(choice, blocks, entry):
+                choice.saved = self._runner.save(blocks, entry)
             case SwapIn(choice, blocks):
                 assert choice.saved is not None
-                self._runner.cache.load(blocks, choice.saved)
+                self._runner.load(blocks, choice.entry, choice.saved)
                 choice.saved = None
         return None
 
@@ -210,7 +211,7 @@ class Engine:
             if self._scheduler.background.is_mine(request):
                 self._scheduler.background.failed()
                 continue
-            self._scheduler.fail(request, code, text)
+            self._scheduler.fail_in_pass(request, code, text)
 
     def _done(self, step: Step, rows: _Rows | None) -> None:
         match step:

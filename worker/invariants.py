@@ -54,7 +54,9 @@ def check_states(slots: SlotTable, states: BlockPool | None, others: Iterable[in
     """
     snapshots = slots.snapshots()
     if states is None:
-        _require(all(s.state is None for s in snapshots), 2, "a snapshot has a state, but the model does not recur")
+        _require(
+            all(s.state is None for s in snapshots), 2, "a snapshot has a state, but the model does not recur"
+        )
         return
     owners = [0] * (states.total_count + 1)
     for snapshot in snapshots:

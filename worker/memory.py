@@ -1,9 +1,10 @@
-"""How much memory the KV pool gets, and what that is worth in tokens."""
+"""How much memory KV and recurrent states get, and what that is worth in tokens."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,14 +16,51 @@ log = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_MOST = 0.25, 4 << 30  # a CPU's memory is everybody's
 _CUDA_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
+STATE_SHARE = 0.5  # of the budget, at most: a state costs as much as the KV of some thousand tokens
+_FEWEST_STATES = 4  # the empty one, a sequence's, and two snapshots'
 
 
-def pool_blocks(kv_memory: int | str, block_bytes: int, device: torch.device, max_model_len: int) -> int:
-    """Blocks of the pool, the reserved one included. Says so where one context does not fit.
+class Shares(NamedTuple):
+    """What `kv_memory` buys: KV blocks and entries of recurrent state, the reserved one of each included."""
 
-    Raises `SettingsError` where the budget is too small to serve anything.
+    blocks: int
+    states: int
+
+
+def split_memory(
+    kv_memory: int | str,
+    block_bytes: int,
+    state_bytes: int,
+    most_states: int,
+    device: torch.device,
+    max_model_len: int,
+) -> Shares:
+    """Split the budget for good. Says so where one context does not fit.
+
+    `state_bytes`: one entry of recurrent state, 0 for models that have none. As many as could ever be used
+    (`most_states`) are made, up to half of the budget; the rest is KV. Raises `SettingsError` where the budget is too
+    small to serve anything.
     """
     budget = kv_memory if isinstance(kv_memory, int) else _auto(device)
+    states = 0
+    if state_bytes:
+        states = min(most_states + 1, int(budget * STATE_SHARE) // state_bytes)
+        if states < _FEWEST_STATES:
+            raise SettingsError(
+                f"kv_memory: half of {format_size(budget)} is less than {_FEWEST_STATES} recurrent states "
+                f"of {format_size(state_bytes)}"
+            )
+        budget -= states * state_bytes
+        log.info(
+            "recurrent states: %s = %d of %s each, for sequences and snapshots",
+            format_size(states * state_bytes),
+            states - 1,
+            format_size(state_bytes),
+        )
+    return Shares(_blocks(budget, block_bytes, max_model_len), states)
+
+
+def _blocks(budget: int, block_bytes: int, max_model_len: int) -> int:
     blocks = budget // block_bytes
     if blocks < 3:
         raise SettingsError(

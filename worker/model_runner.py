@@ -10,15 +10,21 @@ from torch import Tensor
 from worker.attention import PagedAttention
 from worker.kv_cache import KVCache
 from worker.models.interface import Model
+from worker.recurrent import Capture, Recurrence, StatePool
 from worker.row_check import HEAD_ROWS, RowCounts
+from worker.sequences import Saved
+from worker.steps import StateUse
 
 
 class ModelRunner:
-    """A model, its KV memory and the row counts it may run."""
+    """A model, its memory and the row counts it may run. `states` are there where the model recurs."""
 
-    def __init__(self, model: Model, cache: KVCache, row_counts: RowCounts) -> None:
+    def __init__(
+        self, model: Model, cache: KVCache, row_counts: RowCounts, states: StatePool | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.states = states
         self.row_counts = row_counts
         self._attention = PagedAttention(cache, model.rotaries)
 
@@ -31,17 +37,26 @@ class ModelRunner:
         return max(self.row_counts.decode)
 
     @torch.inference_mode()
-    def prefill(self, token_ids: Sequence[int], blocks: list[int], start: int) -> Tensor:
+    def prefill(
+        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+    ) -> Tensor:
         """Compute `token_ids` at [start, start + len) of one sequence into its `blocks`.
 
         Returns the final hidden rows [count, hidden]; rows past the tokens are padding. The caller owns every block
-        that covers the span alone.
+        that covers the span alone. Where the model recurs, `use` says which states are read and written; if this
+        raises, none of those is a state any more.
         """
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.prefill)
         attend = self._attention.prefill(blocks, start, rows, count, self.row_counts.key_multiple)
         ids = torch.tensor([*token_ids, *[0] * (count - rows)], dtype=torch.int64, device=self.model.device)
-        return self.model.forward(ids, attend)
+        if self.states is None or use is None:
+            return self.model.forward(ids, attend)
+        if use.source is not None:
+            self.states.copy(use.source, use.entry)
+        captures = [Capture(*capture) for capture in use.captures]
+        recur = Recurrence.prefill(self.states, use.entry, rows, captures)
+        return self.model.forward(ids, attend, recur=recur)
 
     @torch.inference_mode()
     def head_row(self, hidden_row: Tensor) -> Tensor:
@@ -51,13 +66,30 @@ class ModelRunner:
         return self.model.logits(rows)[0]
 
     @torch.inference_mode()
-    def decode(self, token_ids: list[int], tables: list[list[int]], lengths: list[int]) -> Tensor:
-        """One step: token i goes to position lengths[i] of sequence i. Float32 logits [len(token_ids), vocab]."""
+    def decode(
+        self, token_ids: list[int], tables: list[list[int]], lengths: list[int], entries: Sequence[int] = ()
+    ) -> Tensor:
+        """One step: token i goes to position lengths[i] of sequence i. Float32 logits [len(token_ids), vocab].
+
+        `entries`: the recurrent state of each sequence, where the model has one.
+        """
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.decode)
         attend = self._attention.decode(tables, lengths, count, self.row_counts.key_multiple)
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
-        return self.model.logits(self.model.forward(ids, attend))[:rows]
+        recur = None if self.states is None else Recurrence(self.states, entries)
+        return self.model.logits(self.model.forward(ids, attend, recur=recur))[:rows]
+
+    def save(self, blocks: Sequence[int], entry: int | None) -> Saved:
+        """Host copies of a sequence's blocks and recurrent state."""
+        state = None if self.states is None or entry is None else self.states.save(entry)
+        return Saved(self.cache.save(blocks), state)
+
+    def load(self, blocks: Sequence[int], entry: int | None, saved: Saved) -> None:
+        """Put what `save` returned back, into (other) blocks and another entry."""
+        self.cache.load(blocks, saved.blocks)
+        if self.states is not None and entry is not None and saved.state is not None:
+            self.states.load(entry, saved.state)
 
 
 def _count_for(rows: int, counts: tuple[int, ...]) -> int:

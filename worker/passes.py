@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from worker.commits import Commits
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Choice, Request, Running, age
 from worker.steps import Decode, Prefill, Step
 from worker.swapping import Swapping
@@ -18,12 +20,16 @@ class Passes:
         self,
         running: Running,
         memory: SequenceMemory,
+        states: SequenceStates,
         swapping: Swapping,
+        commits: Commits,
         max_prefill_rows: int,
         max_decode_rows: int,
     ) -> None:
         self._running = running
         self._memory = memory
+        self._states = states
+        self._commits = commits
         self._swapping = swapping
         self._max_prefill_rows = max_prefill_rows
         self._max_decode_rows = max_decode_rows
@@ -64,7 +70,9 @@ class Passes:
             start, end = request.computed, min(request.computed + rows, request.total)
             copies = self._memory.own(request.blocks, start, end)
             if copies is not None:
-                return Prefill(request, start, end, self._memory.tail_copy(request) + copies)
+                copies = self._memory.tail_copy(request) + copies
+                self._commits.capture(request, end)
+                return Prefill(request, start, end, copies, self._states.use(request, end))
         return None
 
     def _decode(self) -> Step | None:

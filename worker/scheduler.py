@@ -32,6 +32,7 @@ from worker.metrics import WorkerMetrics
 from worker.passes import Passes
 from worker.sampling import Sampler
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Choice, Request, Running
 from worker.snapshots import SnapshotStore
 from worker.steps import Decode, Prefill, Step
@@ -72,14 +73,20 @@ class Scheduler:
         self._caching = caching
         self._clock = clock
         self._commits = Commits(store, metrics)
-        self.background = Background(store, SequenceMemory(pool, store), metrics, verify_hits, differ)
+        self.background = Background(
+            store, SequenceMemory(pool, store), SequenceStates(store), metrics, verify_hits, differ
+        )
         memory = SequenceMemory(pool, store, self.background.give_way)
-        swapping = Swapping(self.running, pool, memory, metrics)
-        self._passes = Passes(self.running, memory, swapping, max_prefill_rows, max_running)
+        self._states = SequenceStates(store, self.background.give_way)
+        swapping = Swapping(self.running, pool, memory, self._states, metrics)
+        self._passes = Passes(
+            self.running, memory, self._states, swapping, self._commits, max_prefill_rows, max_running
+        )
         self._admission = Admission(
             self.running,
             store,
             memory,
+            self._states,
             metrics,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
@@ -130,6 +137,12 @@ class Scheduler:
         if request.is_open:
             self._end(request, "failed", code)
             self._emit(request.sender, Failed(self.epoch, request.request_id, code, text))
+
+    def fail_in_pass(self, request: Request, code: FailureCode, text: str) -> None:
+        """End a request whose pass did not run to the end: its recurrent state is of no position any more."""
+        if request.is_open:
+            self._commits.lost(request)
+        self.fail(request, code, text)
 
     def fail_all(self, code: FailureCode, text: str) -> None:
         for request in list(self._requests.values()):
@@ -226,6 +239,7 @@ class Scheduler:
             request.choices.append(choice)
             self.running.decoding.append(choice)
         request.blocks = []
+        self._states.fork(request)
 
     def decode_done(self, step: Decode) -> None:
         """The pass has run: each choice's next token is in its blocks."""
@@ -265,6 +279,7 @@ class Scheduler:
     def _drop_choice(self, choice: Choice) -> None:
         self.running.drop(choice)
         self._pool.release(choice.blocks)
+        self._states.drop_choice(choice)
         choice.blocks, choice.saved = [], None
 
     def _end(self, request: Request, state: Literal["finished", "cancelled", "failed"], cause: str) -> None:
@@ -279,6 +294,7 @@ class Scheduler:
         self._pool.release(request.blocks)
         if request.tail_source is not None:
             self._pool.release([request.tail_source])
+        self._states.drop(request)
         request.blocks, request.tail_source = [], None
         request.state = state
         request.ended_at = self._clock()
@@ -299,10 +315,11 @@ class Scheduler:
         self._journal.log_end(request, cause)
 
     def _out_of_memory(self, request: Request) -> None:
-        pool = self._pool
+        pool, most = self._pool, self._states.most
+        states = "" if most is None else f", {most} recurrent states"
         self.fail(
             request,
             "out_of_memory",
-            f"kv_memory is full: {pool.total_count} blocks of {pool.block_tokens} tokens, {pool.free_count} free, "
-            f"and this request at {request.computed} of {request.total} tokens needs more",
+            f"kv_memory is full: {pool.total_count} blocks of {pool.block_tokens} tokens, {pool.free_count} free"
+            f"{states}, and this request at {request.computed} of {request.total} tokens needs more",
         )

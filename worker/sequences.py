@@ -6,7 +6,7 @@ Mutable, and touched by the scheduler and its parts alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from protocol.messages import Boundary, FinishReason, Generate, Outcome, Reason
 
@@ -14,15 +14,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worker.sampling import Sampler
+    from worker.slots import Reservation
 
 State = Literal["queued", "prefill", "decode", "finished", "cancelled", "failed"]
+
+
+class Saved(NamedTuple):
+    """Host copies of the blocks of a choice and of its recurrent state."""
+
+    blocks: list[Tensor]
+    state: Tensor | None
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
     """One answer of a request.
 
-    # [0, length)      keys and values are in `blocks`
+    # [0, length)      keys and values are in `blocks`, and the recurrent state at `length` in `entry`
     # next_token       sampled, not computed yet: goes to position `length` in the next decode step
     """
 
@@ -30,11 +38,12 @@ class Choice:
     index: int
     sampler: Sampler
     blocks: list[int] = field(default_factory=list)
+    entry: int | None = None  # set while it is on the device, where the model recurs
     length: int = 0
     next_token: int = -1
     generated: int = 0
     finished: FinishReason | None = None
-    saved: list[Tensor] | None = None  # host copy of the blocks while swapped out
+    saved: Saved | None = None  # while swapped out
     no_room_at: int = -1  # as in `Request`, for its way back
 
 
@@ -45,6 +54,7 @@ class Request:
     # [0, depth)         restored from a snapshot
     # [depth, computed)  prefilled here
     # [computed, total)  not computed yet: never committed
+    # The recurrent state at `computed` is in entries[0], once the first pass has copied `entry_source` there.
     """
 
     sender: bytes
@@ -63,6 +73,9 @@ class Request:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     tail_source: int | None = None  # restored block, partly filled, that the first pass copies; held until then
+    entries: list[int] = field(default_factory=list)  # of recurrent state: its own, then its further choices'
+    entry_source: int | None = None  # the first pass copies it to its own; held until then
+    captures: list[tuple[Boundary, Reservation]] = field(default_factory=list)  # of the pass under way
     wanted: list[Boundary] = field(default_factory=list)  # to be committed, rising
     committed: list[int] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)

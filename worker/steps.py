@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.sequences import Choice, Request
 
@@ -10,14 +11,27 @@ from worker.sequences import Choice, Request
 Copies = tuple[tuple[int, int], ...]
 
 
+class StateUse(NamedTuple):
+    """What a prefill pass does with recurrent states.
+
+    It goes on in `entry`, to which `source` is copied first if there is one, and after its first `rows` tokens it
+    copies the state to `target`, for each (rows, target) of `captures`.
+    """
+
+    entry: int
+    source: int | None
+    captures: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Compute prompt tokens [start, end) of one request."""
+    """Compute prompt tokens [start, end) of one request. `states` is set where the model recurs."""
 
     request: Request
     start: int
     end: int
     copies: Copies
+    states: StateUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +44,19 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy these blocks of a choice to the host before anything else is written: they are free already."""
+    """Copy these blocks of a choice, and its recurrent state, to the host before anything else is written.
+
+    They are free already.
+    """
 
     choice: Choice
     blocks: tuple[int, ...]
+    entry: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Put a choice's saved blocks back, into these."""
+    """Put a choice's saved blocks back, into these, and its recurrent state into its new entry."""
 
     choice: Choice
     blocks: tuple[int, ...]

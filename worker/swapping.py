@@ -5,6 +5,7 @@ from __future__ import annotations
 from worker.block_pool import BlockPool
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Running, age
 from worker.steps import SwapIn, SwapOut
 
@@ -15,10 +16,18 @@ _ROOM_TO_GROW_BLOCKS = 2
 class Swapping:
     """Chooses who leaves and who comes back. What was decoded is never computed again."""
 
-    def __init__(self, running: Running, pool: BlockPool, memory: SequenceMemory, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        running: Running,
+        pool: BlockPool,
+        memory: SequenceMemory,
+        states: SequenceStates,
+        metrics: WorkerMetrics,
+    ) -> None:
         self._running = running
         self._pool = pool
         self._memory = memory
+        self._states = states
         self._metrics = metrics
 
     def out(self) -> SwapOut | None:
@@ -33,7 +42,7 @@ class Swapping:
         self._pool.release(victim.blocks)
         victim.blocks = []
         self._metrics.swaps.labels(direction="out").inc()
-        return SwapOut(victim, used)
+        return SwapOut(victim, used, self._states.drop_choice(victim))
 
     def back(self) -> SwapIn | None:
         """The oldest one comes back, if there is room for it and for the others to grow."""
@@ -42,13 +51,15 @@ class Swapping:
             return None
         choice = min(running.swapped, key=age)
         others = len(running.decoding) + len(running.prefilling)
-        if others and choice.no_room_at == self._pool.releases:
+        releases = self._pool.releases + self._states.releases
+        if others and choice.no_room_at == releases:
             return None
         needed = self._pool.blocks_for(choice.length + 1)
-        if not self._memory.room(needed + _ROOM_TO_GROW_BLOCKS * others):
-            choice.no_room_at = self._pool.releases
+        if not (self._memory.room(needed + _ROOM_TO_GROW_BLOCKS * others) and self._states.room(1)):
+            choice.no_room_at = releases
             return None
         choice.blocks = self._pool.allocate(needed)
+        self._states.take_for_choice(choice)
         running.swapped.remove(choice)
         running.decoding.append(choice)
         self._metrics.swaps.labels(direction="in").inc()

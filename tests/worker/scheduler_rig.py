@@ -1,7 +1,8 @@
-"""The real engine, scheduler and store on a model and KV memory of plain Python, where every mistake shows.
+"""The real engine, scheduler and store on a model and memory of plain Python, where every mistake shows.
 
 A position of this memory holds a state that depends on all tokens up to it, as attention memory does, and the next
-token follows from the state alone. Every pass looks whether what it reads is the state of its own tokens.
+token follows from the state alone. Every pass looks whether what it reads is the state of its own tokens. Where the
+model recurs, it also has entries that hold the state of one position and that passes move on in place.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from worker.metrics import WorkerMetrics
 from worker.scheduler import Scheduler
 from worker.sequences import Choice, Request
 from worker.snapshots import SnapshotStore
+from worker.steps import StateUse
 
 VOCAB = 64
 BLOCK_TOKENS = 4
+EMPTY = 0  # the recurrent state before any token
 MODEL = ModelInfo("f", "tiny", "float32", "cpu", VOCAB, 4096, 1, 1, 1, 1, True)
 
 
@@ -108,12 +111,15 @@ class Runner:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self.cache = Memory(rig.pool)
+        self.entries: dict[int, int | None] = {0: EMPTY}  # recurrent states; None after a pass that failed
         self.faults: list[tuple[str, BaseException]] = []
         self.prefilled: list[tuple[str, int, int]] = []  # request, start, end
         self.decoded: list[list[tuple[str, int]]] = []  # request and choice of each row
         self.logits: Callable[[int], torch.Tensor] = one_hot
 
-    def prefill(self, token_ids: Sequence[int], blocks: list[int], start: int) -> list[int]:
+    def prefill(
+        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+    ) -> list[int]:
         scheduler = self._rig.scheduler
         candidates = [*scheduler.running.prefilling, scheduler.background.running]
         found = [request for request in candidates if request is not None and request.blocks is blocks]
@@ -125,18 +131,61 @@ class Runner:
             self.cache.refuse(f"{request.request_id} is given other tokens than its own at {start}")
         expected = states(request.message.token_ids[:end])
         self._expect(blocks, expected[:start], request)
+        written = self._recur(use, start, request)
         self._fault("prefill")
         for position in range(start, end):
             self.cache.write(blocks, position, expected[position])
+        for entry, rows in written.items():
+            self.entries[entry] = expected[start + rows - 1]
+        if use is not None:
+            self.entries[use.entry] = expected[-1]
         self.prefilled.append((request.request_id, start, end))
         return expected[start:]
+
+    def _recur(self, use: StateUse | None, start: int, request: Request) -> dict[int, int]:
+        """Check and begin what a pass does with recurrent states: what it will write to is none until it ends."""
+        if (use is None) != (self._rig.store.states is None):
+            self.cache.refuse("a pass has a state, or has none")
+        if use is None:
+            return {}
+        if use.source is not None:
+            self.entries[use.entry] = self.entries[use.source]
+        before = states(request.message.token_ids[:start])[-1] if start else EMPTY
+        if self.entries.get(use.entry) != before:
+            self.cache.refuse(f"{request.request_id} goes on at {start} from the state of another position")
+        written = {target: rows for rows, target in use.captures}
+        for entry in (use.entry, *written):
+            self._own(entry)
+            self.entries[entry] = None
+        if len(written) < len(use.captures) or use.entry in written:
+            self.cache.refuse("a state is written twice")
+        return written
+
+    def _own(self, entry: int) -> None:
+        pool = self._rig.store.states
+        assert pool is not None
+        if pool.refcount(entry) != 1:
+            self.cache.refuse(f"state {entry} of {pool.refcount(entry)} holders is written")
+
+    def save(self, blocks: Sequence[int], entry: int | None) -> Any:
+        return self.cache.save(blocks), None if entry is None else self.entries[entry]
+
+    def load(self, blocks: Sequence[int], entry: int | None, saved: Any) -> None:
+        self.cache.load(blocks, saved[0])
+        if entry is not None:
+            self._own(entry)
+            self.entries[entry] = saved[1]
 
     def head_row(self, hidden: int) -> torch.Tensor:
         self._fault("head")
         return self.logits(hidden)
 
-    def decode(self, token_ids: list[int], tables: list[list[int]], lengths: list[int]) -> torch.Tensor:
+    def decode(
+        self, token_ids: list[int], tables: list[list[int]], lengths: list[int], entries: Sequence[int] = ()
+    ) -> torch.Tensor:
         rows = []
+        if len(entries) != (len(tables) if self._rig.store.states else 0) or len(set(entries)) < len(entries):
+            self.cache.refuse("a pass decodes with too few states")
         chosen = [self._choice(table) for table in tables]
         if len(chosen) > self._rig.max_running:
             self.cache.refuse(f"a pass of {len(chosen)} rows")
@@ -148,6 +197,12 @@ class Runner:
             expected = states(ids)
             self._expect(table, expected[:-1], request)
             self.cache.write(table, length, expected[-1])
+            if entries:
+                entry = entries[len(rows)]
+                if self.entries[entry] != expected[-2]:
+                    self.cache.refuse(f"{request.request_id} decodes from the state of another position")
+                self._own(entry)
+                self.entries[entry] = expected[-1]
             rows.append(self.logits(expected[-1]))
         self._fault("decode")
         self.decoded.append([(choice.request.request_id, choice.index) for choice in chosen])
@@ -207,12 +262,15 @@ class Rig:
         prefill_rows: int = 8,
         block_tokens: int = BLOCK_TOKENS,
         verify_hits: float = 0.0,
+        entries: int = 0,
     ) -> None:
+        """`entries` of recurrent state; 0 for a model that has none."""
         self.clock = Clock()
         self.max_running = max_running
         self.max_model_len = max_model_len
         self.pool = BlockPool(blocks + 1, block_tokens)
-        self.store = SnapshotStore(slots, self.pool, block_bytes=100, clock=self.clock)
+        recurring = {"states": BlockPool(entries + 1, 1), "state_bytes": 7} if entries else {}
+        self.store = SnapshotStore(slots, self.pool, block_bytes=100, clock=self.clock, **recurring)
         self.sockets = Sockets()
         self.metrics = WorkerMetrics()
         self.journal = Journal(clock=self.clock)
@@ -387,21 +445,30 @@ class Rig:
     def check(self) -> None:
         """Every block has the holders it should have, and every snapshot the state of its tokens."""
         running = self.scheduler.running
-        tables = [request.blocks for request in running.prefilling]
-        tables += [[r.tail_source] for r in running.prefilling if r.tail_source is not None]
-        tables += [choice.blocks for choice in [*running.decoding, *running.swapped]]
+        prefills = list(running.prefilling)
         if self.scheduler.background.running is not None:
-            tables.append(self.scheduler.background.running.blocks)
-        self.store.check_invariants(tables)
+            prefills.append(self.scheduler.background.running)
+        choices = [*running.decoding, *running.swapped]
+        tables = [request.blocks for request in prefills]
+        tables += [[r.tail_source] for r in prefills if r.tail_source is not None]
+        tables += [choice.blocks for choice in choices]
+        entries = [entry for request in prefills for entry in [*request.entries, request.entry_source] if entry]
+        entries += [choice.entry for choice in choices if choice.entry is not None]
+        self.store.check_invariants(tables, entries)
         for snapshot in self.store.slots.snapshots():
             if not snapshot.leaving:
                 ids = spelled(snapshot.node)
                 assert self.runner.cache.read(snapshot.blocks, len(ids)) == states(ids), f"slot {snapshot.slot}"
+                if snapshot.state is not None:
+                    assert self.runner.entries[snapshot.state] == states(ids)[-1], f"slot {snapshot.slot}"
 
     def check_rest(self) -> None:
         """Nothing is open: nothing is held but by snapshots, and everybody has had a last word."""
         background = self.scheduler.background.running
-        self.store.check_invariants([] if background is None else [background.blocks])
+        entries = background.entries if background else []
+        entry_source = background.entry_source if background else None
+        entries = [*entries, entry_source] if entry_source else entries
+        self.store.check_invariants([] if background is None else [background.blocks], entries)
         assert self.scheduler.running.is_empty
         assert not self.scheduler.waiting
         assert self.scheduler.running_count == 0
