@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from protocol.limits import MAX_BODY_BYTES
 from protocol.settings import Names, ProcessSettings, Size, UserPath
+
+ToolCallFormat = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama",
+    "mistral",
+    "qwen_xml",
+    "gemma4",
+    "glm",
+    "kimi",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "harmony",
+    "seed",
+    "minicpm",
+    "solar",
+    "functionary",
+    "apertus",
+    "cohere",
+    "command_r",
+    "nemotron",
+    "tool_calls",
+    "functools",
+    "gigachat",
+]
+ReasoningFormat = Literal[
+    "auto", "none", "think", "gemma4", "mistral", "harmony", "seed", "cohere", "apertus", "solar"
+]
 
 
 class GatewaySettings(ProcessSettings):
@@ -21,6 +52,12 @@ class GatewaySettings(ProcessSettings):
     )
     canonical_tool_order: bool = Field(
         False, description="sort tools by name and the keys of their schemas, so that their order makes no miss"
+    )
+    tool_call_format: ToolCallFormat = Field(
+        "auto", description="how the model writes tool calls; auto: as its chat template does"
+    )
+    reasoning_format: ReasoningFormat = Field(
+        "auto", description="how the model marks reasoning; auto: as its chat template does, none: it stays text"
     )
     absorb: bool = Field(
         True, description="have the worker compute finished answers in idle time, as the next turn will send them"

@@ -31,9 +31,11 @@ class TokenBytes:
         """What the token adds to an answer."""
         return b"" if token_id in self._special else self.spelled(token_id)
 
-    def special_in(self, text: str) -> frozenset[int]:
-        """Special tokens whose strings occur in a text."""
-        return frozenset(i for i in self._special if (spelled := self._added[i].decode()) and spelled in text)
+    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens that are part of any of some texts."""
+        wanted = list(texts)
+        spelled = {token_id: self._added[token_id].decode() for token_id in self._special}
+        return frozenset(i for i, token in spelled.items() if token and any(token in text for text in wanted))
 
     def spelled(self, token_id: int) -> bytes:
         """The token itself, special or not; empty for an id outside the vocabulary."""

@@ -132,13 +132,13 @@ class PromptMaker:
 
     def history(self, conversation: Conversation) -> array[int]:
         """The ids of a conversation with nothing that asks for an answer. Raises `RequestError`."""
-        renderer = self._renderer(bool(conversation.tools))
+        renderer = self.renderer(conversation)
         conversation, sentinel = self._without_control(conversation, renderer)
         text = _guarded(lambda: renderer.run(conversation, reply=False).text)
         return self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)[0]
 
     def _encode(self, conversation: Conversation, limit: int | None) -> _Encoded:
-        renderer = self._renderer(bool(conversation.tools))
+        renderer = self.renderer(conversation)
         conversation, sentinel = self._without_control(conversation, renderer)
         rendered = _guarded(lambda: renderer.render(conversation))
         wanted = [cut.end for cut in rendered.cuts]
@@ -177,7 +177,9 @@ class PromptMaker:
         cuts: list[Cut] = completion_cuts(len(ids))
         return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, cuts))
 
-    def _renderer(self, tools: bool) -> Renderer:
+    def renderer(self, conversation: Conversation) -> Renderer:
+        """What renders a conversation. Raises `RequestError` where the model has no template."""
+        tools = bool(conversation.tools)
         if tools and _WITH_TOOLS in self.renderers:
             return self.renderers[_WITH_TOOLS]
         renderer = self.renderers.get(_DEFAULT) or next(iter(self.renderers.values()), None)

@@ -74,6 +74,8 @@ class Call:
 
     def value(self) -> Any:
         """The arguments as an object, or their text where that is no JSON object."""
+        if not self.arguments:
+            return {}
         try:
             value = json.loads(self.arguments)  # not orjson: it turns large whole numbers into floats
         except (ValueError, RecursionError):

@@ -1,0 +1,89 @@
+"""Calls as a name between markers and its arguments as JSON: newer Mistral models, Kimi, DeepSeek and others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gateway.reply_call_json import JsonNotation
+from gateway.reply_calls import MAX_NAME, Calls
+from gateway.reply_scanner import BLANKS, Markers, Scanner, Steps
+
+_OBJECT = "{"
+_FENCE = BLANKS + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNotation:
+    """`call` header `arguments` JSON `end`, in a section or not.
+
+    The header holds the name: group 1 of `name`, a regular expression that matches all of it. `arguments` may be left
+    out by the model where its JSON begins at once. `lists`: a section may also be a list of JSON calls.
+    """
+
+    call: str
+    name: str
+    arguments: str
+    end: str = ""
+    section_open: str = ""
+    section_end: str = ""
+    lists: bool = False
+    bare: bool = False
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return tuple(marker for marker in (self.section_open, self.call) if marker)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return tuple(marker for marker in (self._end, self.section_end) if marker)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        return (self.arguments, "[CALL_ID]") if self.lists else (self.arguments,)
+
+    @property
+    def _end(self) -> str:
+        """`end` without the fence before it, which models leave out."""
+        return self.end.lstrip(_FENCE)
+
+    def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
+        """See `Notation`."""
+        made = False
+        while True:
+            if opener != self.call:
+                yield from scanner.skip()
+                if self.section_end and (yield from scanner.take(self.section_end)):
+                    return made
+                if not (yield from scanner.take(self.call)):
+                    return made
+            opener = ""
+            start = scanner.at
+            if not (yield from self._call(scanner, calls)):
+                scanner.at = start if made else scanner.at
+                return made
+            made = True
+
+    def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
+        if self.lists and (yield from scanner.skip()) in ("[", _OBJECT):
+            return (yield from JsonNotation(self.openers).section(scanner, calls, self.call))
+        ends = Markers(m for m in (self.arguments, _OBJECT, self._end) if m)
+        header, marker = yield from scanner.until(ends, MAX_NAME)
+        found = re.fullmatch(self.name, header.strip(), re.DOTALL) if marker else None
+        if found is None:
+            return False
+        if marker == _OBJECT:
+            scanner.at -= len(_OBJECT)
+        yield calls.start(found.group(1))
+        scanner.drop()
+        following = yield from scanner.skip()
+        if marker != self._end and following == _OBJECT:
+            yield from calls.object(scanner)
+        elif following or marker == self._end:
+            yield calls.arguments("{}")
+        yield calls.end()
+        if self._end and marker != self._end:
+            yield from scanner.skip(BLANKS if self.end == self._end else _FENCE)
+            yield from scanner.take(self._end)
+        scanner.drop()
+        return True

@@ -1,0 +1,148 @@
+"""What all notations of calls share: numbering, ids, the tools that may be called, and the types of arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from secrets import token_hex
+from typing import Any, Protocol
+
+from gateway.reply import CallArguments, CallEnd, CallStart, Part
+from gateway.reply_json import JsonValue
+from gateway.reply_scanner import Scanner, Steps
+
+MAX_NAME = 256  # characters; longer ones are no names
+_LITERALS = {"True": True, "False": False, "None": None}
+
+
+class Calls:
+    """The calls of one answer: numbers them, mints their ids and knows the tools' parameters."""
+
+    def __init__(self, tools: Iterable[dict[str, Any]] = ()) -> None:
+        functions = [tool["function"] for tool in tools]
+        self._parameters = {f["name"]: f.get("parameters") or {} for f in functions}
+        self.made = 0
+
+    def known(self, name: str) -> bool:
+        return name in self._parameters
+
+    def start(self, name: str) -> Part:
+        self.made += 1
+        return CallStart(self.made - 1, f"call_{token_hex(12)}", name)
+
+    def arguments(self, fragment: str) -> Part:
+        return CallArguments(self.made - 1, fragment)
+
+    def end(self) -> Part:
+        return CallEnd(self.made - 1)
+
+    def escaped(self, text: str) -> Iterator[Part]:
+        """More of a string in the arguments."""
+        if text:
+            yield self.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def object(self, scanner: Scanner) -> Steps[None]:
+        """Pass on the JSON value that comes next as arguments, up to its end or to where it breaks."""
+        value = JsonValue()
+        while True:
+            start = scanner.at
+            scanner.at = value.advance(scanner.text, start)
+            if scanner.at > start:
+                yield self.arguments(scanner.text[start : scanner.at])
+                scanner.drop()
+            if value.closed or value.broken or scanner.ended:
+                return
+            yield None
+
+    def types(self, name: str, key: str) -> frozenset[str]:
+        """The JSON types that a parameter may have, as far as its schema says; empty where it says nothing."""
+        properties = self._parameters.get(name, {}).get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        return frozenset(_types(schema))
+
+    def typed(self, name: str, key: str, text: str) -> Any:
+        """The value that a notation without types writes as `text`."""
+        types = self.types(name, key)
+        if types == {"string"}:
+            return text
+        value: Any
+        try:
+            value = json.loads(text, parse_constant=no_constant)
+        except (ValueError, RecursionError):
+            value = _LITERALS.get(text.strip(), text)
+        if isinstance(value, str):
+            return text  # a string is written without quotes: these are its own
+        if types and not _is_one_of(value, types):
+            return text
+        return value
+
+
+class Notation(Protocol):
+    """One way in which models write calls. Immutable."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """Markers with which a section of calls begins in the text."""
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """Markers that mean nothing behind a call, should one be left over."""
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """All other markers."""
+
+    def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
+        """Read the section behind an opener; whether there was a call in it.
+
+        Where there was none, the scanner is left anywhere, with nothing dropped. "" opens an answer that has
+        no opener (`bare`).
+        """
+
+    @property
+    def bare(self) -> bool:
+        """An answer may also be a call without any opener."""
+
+
+def no_constant(name: str) -> Any:
+    """For `json.loads`: NaN and infinities are no JSON. Raises `ValueError`."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def _types(schema: Any) -> Iterable[str]:
+    if not isinstance(schema, dict):
+        return
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        yield kinds
+    elif isinstance(kinds, list):
+        yield from (kind for kind in kinds if isinstance(kind, str))
+    for name in ("anyOf", "oneOf"):
+        branches = schema.get(name)
+        for branch in branches if isinstance(branches, list) else ():
+            yield from _types(branch)
+    choices = schema.get("enum")
+    if kinds is None and isinstance(choices, list) and choices:
+        yield from (_type_of(choice) for choice in choices)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case None:
+            return "null"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _is_one_of(value: Any, types: frozenset[str]) -> bool:
+    kind = _type_of(value)
+    return kind in types or (kind == "integer" and "number" in types) or (kind == "number" and "integer" in types)
