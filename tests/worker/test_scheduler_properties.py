@@ -20,6 +20,7 @@ from worker.invariants import InvariantViolation
 from worker.io import GatewayLost
 from worker.scheduler import Scheduler
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.swapping import Swapping
 
 message = st.lists(st.integers(1, 3), min_size=1, max_size=7).map(tuple)
@@ -43,9 +44,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots=st.sampled_from([0, 1, 2, 4, 8]),
         max_running=st.integers(1, 4),
         rows=st.sampled_from([2, 5, 8, 64]),
+        entries=st.sampled_from([0, 3, 4, 8]),
+        verify=st.sampled_from([0.0, 1.0]),
     )
-    def start(self, blocks, slots, max_running, rows):
-        self.rig = Rig(blocks=blocks, slots=slots, max_running=max_running, prefill_rows=rows, max_waiting=6)
+    def start(self, blocks, slots, max_running, rows, entries, verify):
+        self.rig = Rig(
+            blocks=blocks,
+            slots=slots,
+            max_running=max_running,
+            prefill_rows=rows,
+            max_waiting=6,
+            entries=entries,
+            verify_hits=verify,
+        )
 
     # Requests
 
@@ -130,11 +141,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.unpin_all()
-        self.rig.run()
+        self.rig.runner.faults.clear()
+        self.rig.rest()
         for request_id in self.senders:
             self._check_end(request_id)
+        assert self.rig.scheduler.background.mismatched == 0
         self.rig.ask("flush")
         assert self.rig.pool.used_count == 0
+        states = self.rig.store.states
+        assert states is None or states.used_count == 0
 
     def _check_end(self, request_id):
         asked, end = self.rig.asked[request_id], self.rig.end(request_id)
@@ -207,7 +222,51 @@ def _ahead(self, request):
         self._commit(request, request.wanted.pop(0))
 
 
+_use = SequenceStates.use
+
+
+def _captured_at_the_end(self, request, end):
+    """A state is copied when the pass has ended, wherever its boundary lies."""
+    use = _use(self, request, end)
+    if use is None:
+        return None
+    return use._replace(captures=tuple((end - request.computed, target) for _, target in use.captures))
+
+
+def _source_not_copied(self, request, end):
+    """A restored sequence goes on from whatever its entry held."""
+    use = _use(self, request, end)
+    return use and use._replace(source=None)
+
+
+def _goes_on(self, request):
+    """After a failed pass the states it wrote are taken for good."""
+    self.materialised(request)
+
+
+def _released_early(self, request, source):
+    """The restored state is not held until the first pass has copied it."""
+    _take(self, request, source)
+    if source is not None:
+        self.release(source)
+        request.entry_source = None
+
+
+_take = SequenceStates.take
+
+
+def _leaves_its_state(self, choice):
+    """A choice that is swapped out or ends keeps its entry."""
+    entry, choice.entry = choice.entry, None
+    return entry
+
+
 FAULTS = {
+    "state captured at the end of the pass": (SequenceStates, "use", _captured_at_the_end),
+    "restored state not copied": (SequenceStates, "use", _source_not_copied),
+    "restored state not held": (SequenceStates, "take", _released_early),
+    "states of a failed pass kept": (Commits, "lost", _goes_on),
+    "state of a choice leaks": (SequenceStates, "drop_choice", _leaves_its_state),
     "no copy on write": (SequenceMemory, "own", _no_copy),
     "no copy of the restored tail": (SequenceMemory, "tail_copy", _no_tail_copy),
     "blocks of a choice leak": (Scheduler, "_drop_choice", _forgets_choices),
