@@ -19,18 +19,32 @@ _PACK_ROWS = 64
 class Linear:
     """`x @ weight.T + bias` for rows x [rows, in_features]; weight [out_features, in_features].
 
-    The product is computed in `dtype`; rows come and go in the type of x.
+    The product is computed in `dtype`; rows come and go in the type of x. With `repack` off the matrix stays as it
+    is, wherever the model runs.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        repack: bool = True,
+    ) -> None:
         self.dtype = dtype
         weight = weight.to(device=device, dtype=dtype)
         self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
         self.weight_bytes = weight.numel() * weight.element_size()
-        self._packed = device.type == "cpu" and torch._C._has_mkldnn
+        self._packed = repack and device.type == "cpu" and torch._C._has_mkldnn
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
         self._weight = weight
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix [out_features, in_features], where it was not repacked."""
+        assert not self._packed
+        return self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._unary(x, "none")

@@ -1,0 +1,231 @@
+"""Paged attention in Triton. A query row's bits depend on its own keys alone, wherever it stands and beside whom.
+
+Keys are walked in one order in tiles that start at absolute multiples, and in splits that do too. Each split is
+closed on its own and splits are merged in rising order, by the program that walked them all or by another kernel:
+the operations are the same, and written so that the compiler has no sum of products left to contract as it likes.
+Tiles of which a row sees nothing leave its sums as they are, bit for bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _safe(top):
+    """`top`, or 0 where nothing was seen yet: the exponent of a difference from it is then 0, not NaN."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def _merged(top, total, acc, new_top, new_total, new_acc, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """What two neighbouring splits give together, the later one second."""
+    best = tl.maximum(top, new_top)
+    kept = tl.exp2(top - _safe(best))
+    added = tl.exp2(new_top - _safe(best))
+    total = tl.fma(total, kept, new_total * added)
+    acc = tl.fma(acc, tl.broadcast_to(kept[:, None], (ROWS, DIM)), new_acc * added[:, None])
+    return best, total, acc
+
+
+@triton.jit
+def _mean(acc, total, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """The sums as an output row; zeros where nothing was seen."""
+    return tl.div_rn(acc, tl.broadcast_to(tl.where(total > 0, total, 1.0)[:, None], (ROWS, DIM)))
+
+
+@triton.jit
+def _walk(
+    q, keys, values, table, begin, end, limits, stop, scale, top, total, acc,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Add the keys of [begin, end), whole tiles, to the sums. `MASKED`: only keys up to each row's limit count."""
+    offsets = tl.arange(0, KEYS)
+    dims = tl.arange(0, DIM)
+    for first in tl.range(begin, end, KEYS):
+        position = first + offsets
+        block = tl.load(table + position // BLOCK).to(tl.int64)
+        at = (block * BLOCK + position % BLOCK)[:, None] * DIM + dims[None, :]
+        k = tl.load(keys + at)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(position[None, :] <= limits[:, None], scores, float("-inf"))
+        best = tl.maximum(top, tl.max(scores, 1) * scale)
+        lowered = tl.broadcast_to((-_safe(best))[:, None], (ROWS, KEYS))
+        weights = tl.exp2(tl.fma(scores, tl.full((ROWS, KEYS), scale, tl.float32), lowered))
+        kept = tl.exp2(top - _safe(best))
+        total = tl.fma(total, kept, tl.sum(weights, 1))
+        if MASKED:  # past the sequence's end may lie anything, and 0 times NaN is NaN
+            v = tl.load(values + at, mask=(position < stop)[:, None], other=0.0)
+        else:
+            v = tl.load(values + at)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        top = best
+    return top, total, acc
+
+
+@triton.jit(do_not_specialize=["rows", "start", "each"])
+def prefill_kernel(
+    q_ptr, keys_ptr, values_ptr, table, out_ptr, part_ptr, sums_ptr, rows, start, each, head_stride, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Causal attention of `rows` tokens from `start` on; program (tile, KV head, run of `each` splits).
+
+    The heads of a group share a tile. Where one program walks all splits it writes `out`, and may use `part` [rows,
+    heads, dim]; else, `each` being 1, the parts [splits, rows, heads, dim] and their sums [splits, 2, rows, heads] go
+    to `merge_kernel`.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
+    head = tl.program_id(1)
+    index = tile * ROWS + tl.arange(0, ROWS)
+    token = index // GROUP
+    real = token < rows
+    of_head = head * GROUP + index % GROUP
+    limits = start + tl.minimum(token, rows - 1)
+    first_token = (tile * ROWS) // GROUP
+    last_token = tl.minimum((tile * ROWS + ROWS - 1) // GROUP, rows - 1)
+    whole = (start + first_token + 1) // KEYS * KEYS  # before it every row sees all keys of a tile
+    stop = start + last_token + 1
+    first = tl.program_id(2) * each
+    last = tl.minimum(first + each, (stop + SPLIT - 1) // SPLIT)
+    if first >= last:
+        return
+    dims = tl.arange(0, DIM)
+    at = (token * HEADS + of_head)[:, None] * DIM + dims[None, :]
+    q = tl.load(q_ptr + at, mask=real[:, None], other=0.0)
+    keys = keys_ptr + head.to(tl.int64) * head_stride
+    values = values_ptr + head.to(tl.int64) * head_stride
+
+    all_top = tl.full((ROWS,), float("-inf"), tl.float32)
+    all_total = tl.zeros((ROWS,), tl.float32)
+    for split in range(first, last):
+        begin = split * SPLIT
+        end = tl.minimum(begin + SPLIT, stop)
+        middle = tl.minimum(tl.maximum(whole, begin), end // KEYS * KEYS)
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        acc = tl.zeros((ROWS, DIM), tl.float32)
+        top, total, acc = _walk(
+            q, keys, values, table, begin, middle, limits, stop, scale, top, total, acc,
+            False, ROWS, KEYS, BLOCK, DIM,
+        )  # fmt: skip
+        top, total, acc = _walk(
+            q, keys, values, table, middle, end, limits, stop, scale, top, total, acc,
+            True, ROWS, KEYS, BLOCK, DIM,
+        )  # fmt: skip
+        # Between splits the sums so far wait in memory: registers hold one accumulator, not two.
+        if split > first:
+            tl.debug_barrier()
+            before = tl.load(part_ptr + at, mask=real[:, None], other=0.0)
+            all_top, all_total, acc = _merged(all_top, all_total, before, top, total, acc, ROWS, DIM)
+        else:
+            all_top = top
+            all_total = total
+        if split + 1 < last:
+            tl.store(part_ptr + at, acc, mask=real[:, None])
+        elif tl.num_programs(2) == 1:
+            out = _mean(acc, all_total, ROWS, DIM)
+            tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=real[:, None])
+        else:
+            step = tl.cast(split, tl.int64) * rows * HEADS
+            tl.store(part_ptr + step * DIM + at, acc, mask=real[:, None])
+            sums = sums_ptr + 2 * step + token * HEADS + of_head
+            tl.store(sums, all_top, mask=real)
+            tl.store(sums + rows * HEADS, all_total, mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "start"])
+def merge_kernel(
+    part_ptr, sums_ptr, out_ptr, rows, start,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What `prefill_kernel` does with its splits, from their parts; program (token, `ROWS` heads)."""
+    token = tl.program_id(0)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = head < HEADS
+    dims = tl.arange(0, DIM)
+    at = (token * HEADS + head)[:, None] * DIM + dims[None, :]
+    all_top = tl.full((ROWS,), float("-inf"), tl.float32)
+    all_total = tl.zeros((ROWS,), tl.float32)
+    all_acc = tl.zeros((ROWS, DIM), tl.float32)
+    for split in range(0, (start + token) // SPLIT + 1):
+        step = tl.cast(split, tl.int64) * rows * HEADS
+        sums = sums_ptr + 2 * step + token * HEADS + head
+        top = tl.load(sums, mask=real, other=float("-inf"))
+        total = tl.load(sums + rows * HEADS, mask=real, other=0.0)
+        acc = tl.load(part_ptr + step * DIM + at, mask=real[:, None], other=0.0)
+        all_top, all_total, all_acc = _merged(all_top, all_total, all_acc, top, total, acc, ROWS, DIM)
+    out = _mean(all_acc, all_total, ROWS, DIM)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_kernel(
+    q_ptr, keys_ptr, values_ptr, tables, positions, part_ptr, sums_ptr, table_stride, head_stride, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """One token a sequence; program (sequence, KV head, split). A sequence at position -1 is padding.
+
+    Parts [sequences, splits, heads, dim] and their sums [sequences, splits, 2, heads], for `decode_merge_kernel`.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    position = tl.load(positions + row)
+    begin = split * SPLIT
+    if begin > position:
+        return
+    index = tl.arange(0, ROWS)
+    real = index < GROUP
+    of_head = head * GROUP + index
+    dims = tl.arange(0, DIM)
+    q = tl.load(q_ptr + (row * HEADS + of_head)[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
+    keys = keys_ptr + head.to(tl.int64) * head_stride
+    values = values_ptr + head.to(tl.int64) * head_stride
+    stop = position + 1
+    limits = tl.zeros((ROWS,), tl.int32) + position
+    top, total, acc = _walk(
+        q, keys, values, tables + row * table_stride, begin, tl.minimum(begin + SPLIT, stop), limits, stop, scale,
+        tl.full((ROWS,), float("-inf"), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, DIM), tl.float32),
+        True, ROWS, KEYS, BLOCK, DIM,
+    )  # fmt: skip
+    part = (row * tl.num_programs(2) + split).to(tl.int64)
+    tl.store(part_ptr + part * HEADS * DIM + of_head[:, None] * DIM + dims[None, :], acc, mask=real[:, None])
+    sums = sums_ptr + part * 2 * HEADS + of_head
+    tl.store(sums, top, mask=real)
+    tl.store(sums + HEADS, total, mask=real)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def decode_merge_kernel(
+    part_ptr, sums_ptr, positions, out_ptr, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The output of one head of one sequence from its parts, `STEP` at a time; program (sequence, head)."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    used = (tl.load(positions + row) + SPLIT) // SPLIT  # none where the position is -1
+    dims = tl.arange(0, DIM)
+    best = float("-inf")
+    for first in range(0, used, STEP):
+        split = first + tl.arange(0, STEP)
+        sums = sums_ptr + (row * splits + split).to(tl.int64) * 2 * HEADS + head
+        best = tl.maximum(best, tl.max(tl.load(sums, mask=split < used, other=float("-inf")), 0))
+    total = 0.0
+    acc = tl.zeros((DIM,), tl.float32)
+    for first in range(0, used, STEP):
+        split = first + tl.arange(0, STEP)
+        there = split < used
+        part = (row * splits + split).to(tl.int64)
+        sums = sums_ptr + part * 2 * HEADS + head
+        weight = tl.exp2(tl.load(sums, mask=there, other=float("-inf")) - _safe(best))
+        total += tl.sum(tl.load(sums + HEADS, mask=there, other=0.0) * weight, 0)
+        at = part[:, None] * HEADS * DIM + head * DIM + dims[None, :]
+        acc += tl.sum(tl.load(part_ptr + at, mask=there[:, None], other=0.0) * weight[:, None], 0)
+    out = tl.div_rn(acc, tl.zeros((DIM,), tl.float32) + tl.where(used > 0, total, 1.0))
+    tl.store(out_ptr + (row * HEADS + head) * DIM + dims, out.to(out_ptr.dtype.element_ty))

@@ -1,0 +1,149 @@
+"""What the CUDA backend computes, and the plain torch form of it that any device can run.
+
+`TorchOps` says what each operation means, runs where there is no Triton, and is what tests compare `TritonOps` with.
+All rows are [rows, size] and contiguous. A layer's `pool` is [2, kv_heads, blocks, block_tokens, head_dim].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.cuda.tiles import DECODE_SPLIT
+from worker.heads import HeadNorms
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows of a pass stand.
+
+    `positions` int32 [rows], -1 for a padding row of decode. `tables` int32 [rows, blocks], or [1, blocks] where all
+    rows are of one sequence; it is padded to whole tiles of keys. `cos` and `sin` float32 [rows, head_dim]. Rows of
+    queries and projections past these are padding, whose results may be anything.
+    """
+
+    positions: Tensor
+    tables: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class Ops(Protocol):
+    """The operations of a dense decoder."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`rms_norm(x) * weight`."""
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x += y` in place, then its norm."""
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of rows [gate | up]."""
+
+    def turn_and_store(
+        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+    ) -> Tensor:
+        """Bias, norm and turn the heads of rows [q | k | v]; keys and values go to the pool. The queries' rows."""
+
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
+        """Causal attention of rows of one sequence, the first at `start`, keys stored already. Rows like q."""
+
+    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+        """Attention of one row a sequence, none longer than `longest` tokens. Rows like q; padding gives zeros."""
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x @ weight.T` for many rows."""
+
+    def skinny(
+        self, x: Tensor, weight: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """`x @ weight.T`, plus rows where given, for the few rows of a decode step; in `dtype`, else that of x."""
+
+    def skinny_gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`gate(x @ weight.T)`."""
+
+
+class TorchOps:
+    """`Ops` in torch alone, in float32 between roundings."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x += y
+        return self.norm(x, weight, eps)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def turn_and_store(
+        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+    ) -> Tensor:
+        kv_heads, block, dim = pool.shape[1], pool.shape[3], pool.shape[4]
+        rows = qkv[: len(places.positions)].float()
+        parts = (rows if bias is None else rows + bias.float()).view(len(rows), -1, dim)
+        heads = parts.shape[1] - 2 * kv_heads
+        q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+        if norms is not None:
+            q, k = self.norm(q, norms.q, norms.eps), self.norm(k, norms.k, norms.eps)
+        q, k = _turned(q, places), _turned(k, places)
+        real = (places.positions >= 0).nonzero().flatten()
+        at = places.positions[real].long()
+        blocks = places.tables.expand(len(rows), -1)[real, at // block].long()
+        pool[0][:, blocks, at % block] = k[real].transpose(0, 1).to(pool.dtype)
+        pool[1][:, blocks, at % block] = v[real].transpose(0, 1).to(pool.dtype)
+        out = qkv.new_zeros(len(qkv), q.shape[1] * dim)
+        out[: len(rows)] = q.flatten(1)
+        return out
+
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
+        out = torch.zeros_like(q)
+        for row in range(len(places.positions)):
+            out[row] = self._attend(q[row], places.tables[0], pool, start + row)
+        return out
+
+    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+        rows = zip(q, places.tables, places.positions.tolist(), strict=True)
+        return torch.stack([self._attend(row, table, pool, position) for row, table, position in rows])
+
+    def _attend(self, q: Tensor, table: Tensor, pool: Tensor, position: int) -> Tensor:
+        """One row, over the keys at [0, position]."""
+        if position < 0:
+            return torch.zeros_like(q)
+        kv_heads, block, dim = pool.shape[1], pool.shape[3], pool.shape[4]
+        blocks = table[: position // block + 1].long()
+        keys, values = pool[:, :, blocks].flatten(2, 3)[:, :, : position + 1].float()
+        scores = q.float().view(kv_heads, -1, dim) @ keys.transpose(1, 2) / math.sqrt(dim)
+        mixed: Tensor = scores.softmax(-1) @ values
+        return mixed.flatten().to(q.dtype)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    def skinny(
+        self, x: Tensor, weight: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        out = F.linear(x.float(), weight.float())
+        return (out if plus is None else out + plus.float()).to(dtype or x.dtype)
+
+    def skinny_gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.gate(F.linear(x.float(), weight.float())).to(x.dtype)
+
+
+def _turned(x: Tensor, places: Places) -> Tensor:
+    half = x.shape[-1] // 2
+    exchanged = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    return x * places.cos.unsqueeze(1) + exchanged * places.sin.unsqueeze(1)
+
+
+def decode_splits(longest: int, split: int = DECODE_SPLIT) -> int:
+    """Splits that decode attention has over `longest` tokens."""
+    return max(-(-longest // split), 1)

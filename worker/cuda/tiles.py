@@ -1,0 +1,65 @@
+"""Every choice that depends on the card's architecture, in one place, pinned: bits depend on some of them.
+
+Tried on Hopper (H100) only. Cards with less shared memory take the smaller shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+PREFILL_SPLIT = 4096  # keys of one split of prefill attention, from absolute multiples
+DECODE_SPLIT = 512  # keys of one split of decode attention
+DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # rows that decode runs at
+# Decode's rows in a product: each batch takes the least of these that holds it.
+SKINNY_ROWS = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one kernel is cut: `rows` by `columns` results a program, `depth` of the sum a step."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The shapes of all kernels that have one. Of attention: query rows by keys."""
+
+    prefill: Tile
+    decode: Tile
+    skinny: dict[int, Tile]  # by the rows of `SKINNY_ROWS`
+    skinny_gated: dict[int, Tile]  # two products side by side
+    processors: int
+
+
+def tiles_for(device: torch.device) -> Tiles:
+    """The shapes for the card at hand."""
+    properties = torch.cuda.get_device_properties(device)
+    roomy = properties.major == 9 or (properties.major, properties.minor) in ((8, 0), (10, 0), (10, 3))
+    return _ROOMY(properties.multi_processor_count) if roomy else _SMALL(properties.multi_processor_count)
+
+
+def _ROOMY(processors: int) -> Tiles:
+    return Tiles(
+        prefill=Tile(128, 64, 0, 4, 3),
+        decode=Tile(16, 64, 0, 4, 3),
+        skinny={rows: Tile(rows, 32, 256, 4, 4) for rows in SKINNY_ROWS},
+        skinny_gated={rows: Tile(rows, 32, 128, 4, 4) for rows in SKINNY_ROWS},
+        processors=processors,
+    )
+
+
+def _SMALL(processors: int) -> Tiles:
+    return Tiles(
+        prefill=Tile(64, 32, 0, 4, 2),
+        decode=Tile(16, 32, 0, 4, 2),
+        skinny={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
+        skinny_gated={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
+        processors=processors,
+    )

@@ -1,0 +1,217 @@
+"""`Ops` by the kernels of this folder. Needs Triton, and tensors of 16 bits on a CUDA device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.cuda import attention_kernels, product_kernels, row_kernels
+from worker.cuda.ops import Places, decode_splits
+from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
+from worker.heads import HeadNorms
+
+_HEADS_AT_ONCE = 16  # of a row, in one program of `turn_and_store_kernel`
+_GATE_PIECE = 2048
+_MERGE_HEADS = 8
+_MERGE_STEP = 16
+_LOG2_E = math.log2(math.e)
+
+
+class TritonOps:
+    """The kernels at the shapes of `tiles`. The splits are parameters for tests alone: bits depend on them."""
+
+    def __init__(self, tiles: Tiles, prefill_split: int = PREFILL_SPLIT, decode_split: int = DECODE_SPLIT) -> None:
+        # Sums of a product split in depth stay in float32: never less exact because there are few rows.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._tiles = tiles
+        self._prefill_split = prefill_split
+        self._decode_split = decode_split
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, None, weight, eps)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, y, weight, eps)
+
+    def _norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        rows, size = x.shape
+        out = torch.empty_like(x)
+        width = _power(size)
+        row_kernels.norm_kernel[(rows,)](
+            x,
+            x if y is None else y,
+            weight,
+            out,
+            size,
+            eps,
+            y is not None,
+            width,
+            num_warps=8 if width > 2048 else 4,
+        )
+        return out
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, size)
+        row_kernels.gate_kernel[(rows, -(-size // _GATE_PIECE))](gate_up, out, size, _GATE_PIECE, num_warps=4)
+        return out
+
+    def turn_and_store(
+        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+    ) -> Tensor:
+        _, kv_heads, _, block, dim = pool.shape
+        rows, heads = len(places.positions), qkv.shape[1] // dim - 2 * kv_heads
+        q = qkv.new_empty(len(qkv), heads * dim)
+        q_norm, k_norm, eps = (qkv, qkv, 0.0) if norms is None else norms
+        row_kernels.turn_and_store_kernel[(rows, -(-(heads + 2 * kv_heads) // _HEADS_AT_ONCE))](
+            qkv,
+            qkv if bias is None else bias,
+            q_norm,
+            k_norm,
+            places.cos,
+            places.sin,
+            places.positions,
+            places.tables,
+            q,
+            pool[0],
+            pool[1],
+            _table_stride(places),
+            pool.stride(1),
+            eps,
+            heads,
+            kv_heads,
+            dim,
+            block,
+            _HEADS_AT_ONCE,
+            bias is not None,
+            norms is not None,
+            num_warps=4,
+        )
+        return q
+
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
+        _, kv_heads, _, block, dim = pool.shape
+        rows, heads = len(places.positions), q.shape[1] // dim
+        group, tile, split = heads // kv_heads, self._tiles.prefill, self._prefill_split
+        out = torch.empty_like(q)
+        tiles = -(-rows * group // tile.rows)
+        splits = -(-(start + rows) // split)
+        # Few rows: one program a split. Either way has the same bits.
+        apart = splits > 1 and tiles * kv_heads < 2 * self._tiles.processors
+        parts = q.new_empty(splits if apart else int(splits > 1), rows, heads, dim, dtype=torch.float32)
+        sums = q.new_empty(splits if apart else 0, 2, rows, heads, dtype=torch.float32)
+        attention_kernels.prefill_kernel[(tiles, kv_heads, splits if apart else 1)](
+            q,
+            pool[0],
+            pool[1],
+            places.tables,
+            out,
+            parts,
+            sums,
+            rows,
+            start,
+            1 if apart else splits,
+            pool.stride(1),
+            _LOG2_E / math.sqrt(dim),
+            heads,
+            group,
+            dim,
+            block,
+            split,
+            tile.rows,
+            tile.columns,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if apart:
+            attention_kernels.merge_kernel[(rows, -(-heads // _MERGE_HEADS))](
+                parts, sums, out, rows, start, heads, dim, split, _MERGE_HEADS, num_warps=4
+            )
+        return out
+
+    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+        _, kv_heads, _, block, dim = pool.shape
+        rows, heads = len(places.positions), q.shape[1] // dim
+        group, tile, split = heads // kv_heads, self._tiles.decode, self._decode_split
+        splits = decode_splits(longest, split)
+        parts = q.new_empty(rows, splits, heads, dim, dtype=torch.float32)
+        sums = q.new_empty(rows, splits, 2, heads, dtype=torch.float32)
+        out = torch.empty_like(q)
+        attention_kernels.decode_kernel[(rows, kv_heads, splits)](
+            q,
+            pool[0],
+            pool[1],
+            places.tables,
+            places.positions,
+            parts,
+            sums,
+            _table_stride(places),
+            pool.stride(1),
+            _LOG2_E / math.sqrt(dim),
+            heads,
+            group,
+            dim,
+            block,
+            split,
+            max(tile.rows, _power(group)),
+            tile.columns,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        attention_kernels.decode_merge_kernel[(rows, heads)](
+            parts, sums, places.positions, out, splits, heads, dim, split, _MERGE_STEP, num_warps=4
+        )
+        return out
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    def skinny(
+        self, x: Tensor, weight: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        out = x.new_empty(len(x), len(weight), dtype=dtype or x.dtype)
+        self._skinny(x, weight, plus, out, gated=False)
+        return out
+
+    def skinny_gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        out = x.new_empty(len(x), len(weight) // 2)
+        self._skinny(x, weight, None, out, gated=True)
+        return out
+
+    def _skinny(self, x: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor, gated: bool) -> None:
+        (rows, inputs), outputs = x.shape, out.shape[1]
+        tile = _tile_for(rows, self._tiles.skinny_gated if gated else self._tiles.skinny)
+        even = not (outputs % tile.columns or inputs % tile.depth)
+        product_kernels.skinny_kernel[(-(-outputs // tile.columns),)](
+            x,
+            weight,
+            out if plus is None else plus,
+            out,
+            rows,
+            outputs,
+            inputs,
+            tile.rows,
+            tile.columns,
+            tile.depth,
+            even,
+            gated,
+            plus is not None,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+
+def _table_stride(places: Places) -> int:
+    return places.tables.stride(0) if len(places.tables) > 1 else 0
+
+
+def _tile_for(rows: int, tiles: dict[int, Tile]) -> Tile:
+    return tiles[min(count for count in tiles if count >= rows)]
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
