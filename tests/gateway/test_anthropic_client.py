@@ -106,8 +106,8 @@ async def test_a_stream_that_breaks_off_raises(client: anthropic.AsyncAnthropic,
         await call.fail("internal")
 
     worker.script = script
-    with pytest.raises(anthropic.APIStatusError) as broken:
-        async with client.messages.stream(model="tiny", max_tokens=5, messages=MESSAGES) as stream:
-            worker.cancelled.set()
+    async with client.messages.stream(model="tiny", max_tokens=5, messages=MESSAGES) as stream:
+        worker.cancelled.set()
+        with pytest.raises(anthropic.APIStatusError) as broken:
             await stream.get_final_message()
     assert broken.value.body["error"]["type"] == "api_error"
