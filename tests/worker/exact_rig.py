@@ -1,0 +1,120 @@
+"""Small random models served by the real engine, scheduler and store, and hits compared with cold runs bit for bit."""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshot_rig import Prompt, prompt
+
+from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogprob, Tokens
+from worker.build import build
+from worker.config import WorkerSettings
+from worker.io import FromGateway
+
+VOCAB = 96
+STEPS = 16
+# A block has 32 tokens, a pass at most 256; torch's attention is run at key lengths rounded up to 512.
+EDGES = [edge + off for edge in (160, 192, 256, 288, 512, 544) for off in (-1, 0, 1)]
+LENGTHS = [*range(1, 131), *EDGES]
+
+Answer = tuple[TokenLogprob, ...]
+
+
+class Sockets:
+    """Takes what the engine sends."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.bad_frames = 0
+        self.events: dict[str, list[Any]] = defaultdict(list)
+
+    def send(self, _sender: bytes, message: Any) -> None:
+        self.events[message.request_id].append(message)
+
+
+class Worker:
+    """A worker on a small random model, driven by hand."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.sockets = Sockets()
+        chosen = WorkerSettings(model=str(path), device="cpu", **{"kv_memory": "64MiB", **settings})
+        self.engine, self.model = build(chosen, path, self.sockets, "e", lambda _: None)  # type: ignore[arg-type]
+        self._ids = 0
+
+    @property
+    def runner(self) -> Any:
+        return self.engine._runner
+
+    def ask(self, request: Prompt, *, cache: bool = True, max_tokens: int = 1) -> str:
+        self._ids += 1
+        sampling = Sampling(max_tokens, temperature=0.0, logprobs=VOCAB)
+        message = Generate(f"r{self._ids}", request.ids, request.boundaries, sampling, 1, cache)
+        self.sockets.inbox.put(FromGateway(b"gateway", message))
+        return message.request_id
+
+    def run(self) -> None:
+        self.engine.turn(wait=False)
+        while self.engine.running_count or self.engine.waiting_count:
+            self.engine.turn(wait=False)
+
+    def serve(self, request: Prompt, **options: Any) -> Answer:
+        request_id = self.ask(request, **options)
+        self.run()
+        return self.answer(request_id)
+
+    def answer(self, request_id: str) -> Answer:
+        events = self.sockets.events[request_id]
+        assert isinstance(events[-1], Completed), events[-1]
+        return tuple(score for event in events if isinstance(event, Tokens) for score in event.logprobs)
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.engine._metrics.registry.get_sample_value(metric, labels) or 0.0
+
+    def depth(self, request_id: str) -> int:
+        (accepted,) = [event for event in self.sockets.events[request_id] if isinstance(event, Accepted)]
+        return accepted.depth
+
+
+def ids(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def question(length: int, tail: int = 5) -> Prompt:
+    """A prompt with a boundary at `length` and a few tokens after it."""
+    return prompt(ids(length, length), tail=ids(10_000 + length, tail), head=False)
+
+
+def primer(length: int) -> Prompt:
+    """Another prompt with the same boundary: serving it keeps a snapshot there."""
+    return prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False)
+
+
+def assert_hits_equal(worker: Worker, cold: Mapping[int, Answer], asked: Mapping[int, str]) -> None:
+    assert [worker.depth(request_id) for request_id in asked.values()] == list(asked)
+    unequal = [length for length, request_id in asked.items() if worker.answer(request_id) != cold[length]]
+    assert not unequal
+
+
+def prime(worker: Worker, lengths: Iterable[int] = LENGTHS) -> None:
+    for length in lengths:
+        worker.ask(primer(length))
+    worker.run()
+
+
+def unequal_hits(worker: Worker, lengths: Sequence[int], tail: int) -> list[int]:
+    """The lengths at which the first token's logits after a hit are not those of a cold run."""
+    cold = [worker.serve(question(length, tail), cache=False) for length in lengths]
+    for length in lengths:
+        worker.serve(primer(length))
+    asked = []
+    for length in lengths:
+        asked.append(worker.ask(question(length, tail)))
+        worker.run()
+    assert [worker.depth(request_id) for request_id in asked] == list(lengths)
+    hits = [worker.answer(request_id) for request_id in asked]
+    return [length for length, hit, other in zip(lengths, hits, cold, strict=True) if hit != other]
