@@ -40,7 +40,7 @@ class Ended:
     prompts: int = 1
     accepted: dict[int, Accepted] = field(default_factory=dict)
     completed: dict[int, Completed] = field(
-        default_factory=lambda: {0: Completed("e", "r", "partial", 7, "grown", 40, 20, 0.1, 0.2, 0.3)}
+        default_factory=lambda: {0: Completed("e", "r", "partial", 7, "diverged", 40, 20, 0.1, 0.2, 0.3)}
     )
 
 
@@ -54,7 +54,7 @@ def stream(deltas: list[Delta], made: ResponsesAnswer | None = None) -> dict[str
     made = made or answer()
     turn: Any = Ended()
     raw = made.opening(turn) + b"".join(made.events([delta]) for delta in deltas) + made.closing(turn)
-    return check_stream(read_events(raw.decode().splitlines())[0])
+    return check_stream(read_events(raw.decode().split("\n"))[0])
 
 
 def deltas(*groups: list[Part], reason: str = "stop") -> list[Delta]:
@@ -184,7 +184,7 @@ def test_log_probabilities_go_with_the_text(maker: PromptMaker):
 def test_a_stream_that_breaks_off_fails_and_keeps_what_was_said(error: ServeError, code: str, said: list[Part]):
     made, turn = answer(), Ended()
     raw = made.opening(turn) + made.events([Delta(0, "", tuple(said))]) + made.broken(error)  # type: ignore[arg-type]
-    events, _ = read_events(raw.decode().splitlines())
+    events, _ = read_events(raw.decode().split("\n"))
     if code == "context_length_exceeded":  # the official client's model does not list it, but clients look for it
         assert events[-1]["response"]["error"]["code"] == code
         return
