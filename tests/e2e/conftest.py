@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "worker"))  # tiny_models.py
-sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # anthropic_stream.py
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # anthropic_stream.py, responses_grammar.py
 
 from chat_model import END_ID, make_chat_model
 from daemon import Daemon
