@@ -50,10 +50,10 @@ class Worker:
     def runner(self) -> Any:
         return self.engine._runner
 
-    def ask(self, request: Prompt, *, cache: bool = True, max_tokens: int = 1) -> str:
+    def ask(self, request: Prompt, *, cache: bool = True, max_tokens: int = 1, n: int = 1) -> str:
         self._ids += 1
         sampling = Sampling(max_tokens, temperature=0.0, logprobs=VOCAB)
-        message = Generate(f"r{self._ids}", request.ids, request.boundaries, sampling, 1, cache)
+        message = Generate(f"r{self._ids}", request.ids, request.boundaries, sampling, n, cache)
         self.sockets.inbox.put(FromGateway(b"gateway", message))
         return message.request_id
 
@@ -67,10 +67,11 @@ class Worker:
         self.run()
         return self.answer(request_id)
 
-    def answer(self, request_id: str) -> Answer:
+    def answer(self, request_id: str, choice: int = 0) -> Answer:
         events = self.sockets.events[request_id]
         assert isinstance(events[-1], Completed), events[-1]
-        return tuple(score for event in events if isinstance(event, Tokens) for score in event.logprobs)
+        mine = [event for event in events if isinstance(event, Tokens) and event.choice == choice]
+        return tuple(score for event in mine for score in event.logprobs)
 
     def count(self, metric: str, **labels: str) -> float:
         return self.engine._metrics.registry.get_sample_value(metric, labels) or 0.0
