@@ -49,6 +49,11 @@ def cached_tokens(turn: Turn) -> int:
     return sum(found.depth for found in (turn.accepted | turn.completed).values())
 
 
+def written_tokens(turn: Turn) -> int:
+    """Prompt tokens that were computed and kept for others, once the turn is done."""
+    return sum(max(done.kept - done.depth, 0) for done in turn.completed.values())
+
+
 def cache_report(turn: Turn) -> dict[str, Any]:
     """Where a completed turn started from, and how long it waited; of several prompts the one served worst."""
     prompt, final = min(turn.completed.items(), key=lambda item: _rank(item[1]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway import sse
-from gateway.answer import Answer, cache_report, cached_tokens
+from gateway.answer import Answer, cache_report, cached_tokens, written_tokens
 from gateway.errors import error_answer
 from gateway.reply import CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
 from gateway.turn import Delta, Turn
@@ -93,13 +93,15 @@ class MessageAnswer(Answer):
 
 
 def usage(turn: Turn) -> dict[str, Any]:
-    """What a turn used, as far as it is known. Cached tokens do not count as input."""
-    cached = cached_tokens(turn)
+    """What a turn used, as far as it is known. What was restored or kept does not count as input, but beside it."""
+    cached, written = cached_tokens(turn), written_tokens(turn)
     return {
-        "input_tokens": turn.prompt_tokens - cached,
-        "cache_creation_input_tokens": 0,  # keeping what was computed costs nothing extra
+        "input_tokens": turn.prompt_tokens - cached - written,
+        "cache_creation_input_tokens": written,
         "cache_read_input_tokens": cached,
+        "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
         "output_tokens": turn.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": turn.reasoning_tokens},
         "service_tier": "standard",
     }
 

@@ -223,7 +223,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """worker -> gateway: the last event of a request whose choices all ended. Final cache values and times."""
+    """worker -> gateway: the last event of a request whose choices all ended. Final cache values and times.
+
+    `kept` is the deepest position of the prompt at which this request left a snapshot; 0 if it left none.
+    """
 
     epoch: str
     request_id: str
@@ -235,6 +238,7 @@ class Completed:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

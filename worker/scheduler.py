@@ -309,6 +309,7 @@ class Scheduler:
                 request.total,
                 request.generated,
                 *request.seconds(request.ended_at),
+                max(request.committed, default=0),
             )
             self._emit(request.sender, completed)
         self._metrics.count_end(request, state, cause)

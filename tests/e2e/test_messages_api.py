@@ -36,7 +36,11 @@ def post(client: Client, **fields: Any) -> Any:
 
 
 def total(usage: anthropic.types.Usage) -> int:
-    return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    return all_input(usage.to_dict())
+
+
+def all_input(usage: dict[str, Any]) -> int:
+    return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
 
 
 def test_later_turns_hit_and_every_account_of_them_agrees(served: Served, official: anthropic.Anthropic):
@@ -51,13 +55,15 @@ def test_later_turns_hit_and_every_account_of_them_agrees(served: Served, offici
         after = metrics(served.client)
         outcome, depth, reason = cache_header(dict(raw.headers))
         assert (outcome == "hit") is (turn > 0)
+        written = message.usage.cache_creation_input_tokens
         assert message.usage.cache_read_input_tokens == depth == after[DEVICE] - before[DEVICE]
-        assert message.usage.input_tokens == after[COMPUTED] - before[COMPUTED]
+        assert message.usage.input_tokens + written == after[COMPUTED] - before[COMPUTED]
         assert counted.input_tokens == total(message.usage)
         if turn:
             assert depth > 0.5 * counted.input_tokens
         explained = json.loads(served.daemon.cachectl("--json", "explain", message._request_id).stdout)
         assert (explained["outcome"], explained["depth"], explained["reason"]) == (outcome, depth, reason)
+        assert depth + written == max(explained["committed"])
         assert explained["prompt_tokens"] == counted.input_tokens
         assert explained["completion_tokens"] == message.usage.output_tokens
         # The mark moves on, and the text comes back as a string: neither is a change.
@@ -74,7 +80,7 @@ def test_both_dialects_share_prompts_answers_and_snapshots(served: Served):
         message = post(served.client, system=blocks, messages=history, **fields).body
         assert "".join(block["text"] for block in message["content"]) == chat.text
         usage = message["usage"]
-        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat.prompt_tokens
+        assert all_input(usage) == chat.prompt_tokens
         assert usage["cache_read_input_tokens"] > 0.9 * chat.prompt_tokens - 30
         assert message["prefixd"]["outcome"] == "hit"
         assert usage["output_tokens"] == chat.usage["completion_tokens"]
@@ -93,7 +99,7 @@ def test_a_stream_adds_up_to_the_whole_message(served: Served, official: anthrop
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == whole["content"][0]["text"]
-    assert total(final.usage) == whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"]
+    assert total(final.usage) == all_input(whole["usage"])
 
 
 def test_an_answer_that_was_begun_goes_on(served: Served):
@@ -159,7 +165,7 @@ def test_counting_takes_nothing_from_those_who_are_served(served: Served):
     assert after[finished] - before[finished] == 1
     answer = post(served.client, **body)
     assert answer.body["prefixd"]["reason"] in ("cold", "diverged")
-    assert answer.body["usage"]["input_tokens"] + answer.body["usage"]["cache_read_input_tokens"] in counts
+    assert all_input(answer.body["usage"]) in counts
 
 
 def test_hanging_up_stops_the_work(served: Served, official: anthropic.Anthropic):

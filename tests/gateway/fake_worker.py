@@ -124,10 +124,10 @@ class Call:
         name = self.request.request_id
         await self.send(Finished(self.worker.epoch, name, choice, reason, self.counts[choice]))
 
-    async def complete(self, outcome: str = "miss", depth: int = 0, reason: str = "cold") -> None:
+    async def complete(self, outcome: str = "miss", depth: int = 0, reason: str = "cold", kept: int = 0) -> None:
         prompt, new = len(self.request.token_ids), sum(self.counts)
         done = Completed(
-            self.worker.epoch, self.request.request_id, outcome, depth, reason, prompt, new, 0.1, 0.2, 0.3
+            self.worker.epoch, self.request.request_id, outcome, depth, reason, prompt, new, 0.1, 0.2, 0.3, kept
         )
         await self.send(done)
 
@@ -140,7 +140,13 @@ def ids_of(text: str) -> list[int]:
 
 
 def say(
-    text: str, *, outcome: str = "miss", depth: int = 0, reason: str = "cold", at_once: int = 1
+    text: str,
+    *,
+    outcome: str = "miss",
+    depth: int = 0,
+    reason: str = "cold",
+    kept: int = 0,
+    at_once: int = 1,
 ) -> Callable[[Call], Awaitable[None]]:
     """A script: every choice says `text`, in messages of `at_once` tokens, within the request's limits."""
 
@@ -162,7 +168,7 @@ def say(
                     ]
                 await call.tokens(part, choice, scores)
             await call.finish(choice, "stop" if ended else "length")
-        await call.complete(outcome, depth, reason)
+        await call.complete(outcome, depth, reason, kept)
 
     return script
 

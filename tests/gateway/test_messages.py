@@ -49,7 +49,7 @@ async def both(served: Served, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages?beta=true"])
 async def test_a_whole_answer_has_content_usage_and_headers(served: Served, worker: FakeWorker, path: str):
-    worker.script = say("Paris.", outcome="hit", depth=6, reason="none")
+    worker.script = say("Paris.", outcome="hit", depth=6, reason="none", kept=10)
     body = {"messages": QUESTION, "max_tokens": 9, "model": "tiny"}
     response = await served.post(path, body, **{"x-api-key": "secret", "anthropic-beta": "a,b"})
     message = await response.json()
@@ -66,10 +66,12 @@ async def test_a_whole_answer_has_content_usage_and_headers(served: Served, work
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
-            "input_tokens": len(sent.token_ids) - 6,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": len(sent.token_ids) - 10,
+            "cache_creation_input_tokens": 4,
             "cache_read_input_tokens": 6,
+            "cache_creation": {"ephemeral_5m_input_tokens": 4, "ephemeral_1h_input_tokens": 0},
             "output_tokens": len(ids_of("Paris.")) + 1,
+            "output_tokens_details": {"thinking_tokens": 0},
             "service_tier": "standard",
         },
         "prefixd": message["prefixd"],
@@ -86,6 +88,7 @@ async def test_a_stream_adds_up_to_the_whole_answer(served: Served, worker: Fake
     message = await both(served)
     assert message["content"] == [{"type": "text", "text": "größe 日本語 😀👨‍👩‍👧 done"}]
     assert message["usage"]["cache_read_input_tokens"] == 3
+    assert message["usage"]["cache_creation_input_tokens"] == 0
     response = await ask(served, stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-accel-buffering"] == "no"
@@ -119,6 +122,7 @@ async def test_thinking_text_and_calls_are_blocks_in_their_order(
         {"type": "text", "text": "Done"},
     ]
     assert message["stop_reason"] == "tool_use"
+    assert 0 < message["usage"]["output_tokens_details"]["thinking_tokens"] < message["usage"]["output_tokens"]
 
 
 async def test_thinking_alone_is_closed_with_its_signature(served: Served, worker: FakeWorker, by_line: list):
@@ -340,9 +344,10 @@ async def test_counting_gives_what_a_request_would_use(served: Served, worker: F
     assert counted.status == 200
     number = await counted.json()
     assert not worker.requests
-    worker.script = say("x", outcome="hit", depth=4, reason="none")
+    worker.script = say("x", outcome="hit", depth=4, reason="none", kept=9)
     usage = (await (await ask(served, **body)).json())["usage"]
-    assert number == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+    parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert number == {"input_tokens": sum(usage[part] for part in parts)}
 
 
 async def test_counting_goes_past_the_context(served: Served, worker: FakeWorker):
