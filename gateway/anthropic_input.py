@@ -85,19 +85,21 @@ def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
 
 def _user(blocks: list[tuple[dict[str, Any], str]]) -> Iterator[Message]:
     """Each run of text is one message, and so is each result."""
-    run: list[str] | None = None if blocks else []
+    if not blocks:
+        yield Message("user", "")
+    run: list[str] = []
     for block, where in blocks:
-        if block["type"] == "tool_result":
-            if run is not None:
-                yield Message("user", "\n".join(run))
-                run = None
-            called = _string(block, "tool_use_id", where)
-            yield Message("tool", parse_content(block.get("content"), f"{where}.content"), tool_call_id=called)
-        elif block["type"] == "text":
-            run = [*(run or ()), _string(block, "text", where)]
-        else:
+        if block["type"] == "text":
+            run.append(_string(block, "text", where))
+            continue
+        if block["type"] != "tool_result":
             raise _unknown(block, where)
-    if run is not None:
+        if run:
+            yield Message("user", "\n".join(run))
+            run = []
+        called = _string(block, "tool_use_id", where)
+        yield Message("tool", parse_content(block.get("content"), f"{where}.content"), tool_call_id=called)
+    if run:
         yield Message("user", "\n".join(run))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -334,6 +335,48 @@ async def test_an_answer_is_absorbed_as_its_client_will_send_it_back(
     assert worker.requests[1].boundaries[: len(absorbed.boundaries)] == absorbed.boundaries
 
 
+def agent_turn(nonce: str, *history: dict[str, Any]) -> dict[str, Any]:
+    """What a coding agent sends: a line of telemetry that varies, and a mark on whatever message is the newest."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    line = f"x-anthropic-billing-header: cc_version=2.1.197.{nonce}; cc_entrypoint=cli;"
+    last = history[-1]["content"]
+    blocks = last if isinstance(last, list) else [{"type": "text", "text": last}]
+    newest = {**history[-1], "content": [*blocks[:-1], {**blocks[-1], **mark}]}
+    return {
+        "system": [{"type": "text", "text": line}, {"type": "text", "text": "You write programs.", **mark}],
+        "messages": [*history[:-1], newest],
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {"type": "object"}, **mark}],
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": nonce},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": nonce},
+    }
+
+
+async def test_what_an_agent_changes_between_turns_is_no_change(served: Served, worker: FakeWorker):
+    """K-BD9 and K-BD10: a nonce in the head, moving marks, system messages in between, text that becomes blocks."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
+    answer = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "Right."}, call]
+    history: list[dict[str, Any]] = [{"role": "user", "content": "List the files."}]
+    steps = [
+        [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a b"}]},
+            {"role": "system", "content": "The user has opened a file."},
+        ],
+        [{"role": "assistant", "content": "Two."}, {"role": "user", "content": "Thanks."}],
+        [{"role": "system", "content": "The user has closed it."}],
+    ]
+    await ask(served, **agent_turn("abc", *history))
+    for number, step in enumerate(steps):
+        history += step
+        await ask(served, **agent_turn(f"d{number}", *history))
+    for before, after in itertools.pairwise(worker.requests):
+        end = before.boundaries[-1].end
+        assert after.token_ids[:end] == before.token_ids[:end]
+        assert after.boundaries[: len(before.boundaries)] == before.boundaries
+
+
 async def test_counting_gives_what_a_request_would_use(served: Served, worker: FakeWorker):
     body = {
         "system": [{"type": "text", "text": "Be brief."}],
@@ -412,6 +455,11 @@ async def test_other_refusals_have_the_same_shape(served: Served):
     ):
         body = await response.json()
         assert (response.status, body["type"], body["error"]["type"]) == (status, "error", kind)
+
+
+async def test_a_client_may_ask_first_whether_anybody_is_there(served: Served):
+    response = await served.http.head(served.url + "/")
+    assert (response.status, await response.read()) == (200, b"")
 
 
 class TestSmallBodies:
