@@ -125,6 +125,29 @@ async def test_what_was_said_is_absorbed_as_it_will_be_sent_back(served: Served,
     assert worker.requests[1].token_ids[:end] == worker.absorbed[0].token_ids
 
 
+async def test_reasoning_and_calls_are_items_and_come_back_as_absorbed(served: Served, worker: FakeWorker):
+    worker.script = say('<think>Hm.</think>Look.\n<tool_call>{"name": "run", "arguments": {"a": [1]}}</tool_call>')
+    fields: dict[str, Any] = {
+        "tools": [{"type": "function", "name": "run"}],
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+    }
+    whole = await (await ask(served, **fields)).json()
+    final = check_stream((await read(await ask(served, stream=True, **fields)))[0])
+    shapes = [(item["type"], text_of(item)) for item in final["output"]]
+    assert shapes == [(item["type"], text_of(item)) for item in whole["output"]]
+    assert [kind for kind, _ in shapes] == ["reasoning", "message", "function_call"]
+    assert [text for _, text in shapes] == ["Hm.", "Look.", '{"a": [1]}']
+    counts = final["usage"]["output_tokens_details"]["reasoning_tokens"], len(ids_of("<think>Hm."))
+    assert counts[0] == counts[1] < final["usage"]["output_tokens"]
+    await served.until(lambda: len(worker.absorbed) == 2)
+    call_id = final["output"][-1]["call_id"]
+    result = {"type": "function_call_output", "call_id": call_id, "output": "ok"}
+    await ask(served, [{"role": "user", "content": QUESTION}, *final["output"], result], **fields)
+    absorbed = worker.absorbed[1].token_ids
+    assert worker.requests[2].token_ids[: len(absorbed)] == absorbed
+
+
 async def test_an_empty_answer(served: Served, worker: FakeWorker):
     worker.script = say("")
     final = check_stream((await read(await ask(served, stream=True)))[0])
