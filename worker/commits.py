@@ -32,6 +32,10 @@ class Commits:
         """Before a pass up to `end`: take entries for the states it will cross; without one, none is kept there."""
         if not request.entries:
             return
+        crossed = [b for b in request.message.boundaries if request.computed < b.end <= end]
+        if request.caching and crossed:
+            wanted = crossed[-1] in request.wanted
+            self._states.checkpoint(request, None if wanted else crossed[-1])
         while request.wanted and request.wanted[0].end <= end:
             boundary = request.wanted.pop(0)
             reservation = self._prepare(request, boundary)
@@ -67,13 +71,17 @@ class Commits:
         self.prompt_complete(request)
 
     def _commit(self, request: Request, boundary: Boundary) -> None:
-        """A model that recurs must be exactly there, and ends there: the snapshot takes its state over."""
+        """Where the model recurs, a request that ends hands its state over, if it is of exactly that boundary."""
         if self._store.states is None:
             reservation = self._keeping.reserve(self._source(request))
         elif request.entries and request.entry_source is None and request.computed == boundary.end:
             reservation = self._prepare(request, boundary, request.entries[0])
             if reservation is not None:
                 del request.entries[0]
+        elif request.checkpoint is not None and request.checkpoint[0] == boundary:
+            reservation = self._prepare(request, boundary, request.checkpoint[1])
+            if reservation is not None:
+                request.checkpoint = None
         else:
             return
         if reservation is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from protocol.messages import Boundary
 from worker.block_pool import ZERO_BLOCK
 from worker.sequences import Choice, Request
 from worker.snapshot_clearing import Clearing
@@ -71,19 +72,41 @@ class SequenceStates:
             self._pool.release([source])
         start = request.computed
         captures = [(b.end - start, kept.state) for b, kept in request.captures if kept.state is not None]
+        if request.checkpoint is not None and request.checkpoint[0].end > start:
+            captures.append((request.checkpoint[0].end - start, request.checkpoint[1]))
         own, *others = request.entries
         if end == request.total:
             captures += [(end - start, other) for other in others]
         return StateUse(own, source, tuple(captures))
 
+    def checkpoint(self, request: Request, boundary: Boundary | None) -> None:
+        """Let the next pass keep the state at `boundary` in place of an earlier one; None lets that one go only.
+
+        Should the prefill end early, a snapshot can be made of it. Nothing goes for it: only while other sequences
+        would still find an entry does it take one.
+        """
+        if self._pool is None:
+            return
+        entry = None
+        if request.checkpoint is not None:
+            entry, request.checkpoint = request.checkpoint[1], None
+        if boundary is not None and entry is None and self._pool.free_count > 1:
+            (entry,) = self._pool.allocate(1)
+        if entry is not None and boundary is not None:
+            request.checkpoint = boundary, entry
+        elif entry is not None:
+            self._pool.release([entry])
+
     def drop(self, request: Request) -> None:
         """Give back what a request holds."""
         if self._pool is not None:
+            self.checkpoint(request, None)
             self._pool.release([*request.entries, *([request.entry_source] if request.entry_source else [])])
             request.entries, request.entry_source = [], None
 
     def fork(self, request: Request) -> None:
         """Hand the entries over to the request's choices."""
+        self.checkpoint(request, None)
         for choice, entry in zip(request.choices, request.entries, strict=False):
             choice.entry = entry
         request.entries = []

@@ -76,6 +76,9 @@ class Request:
     entries: list[int] = field(default_factory=list)  # of recurrent state: its own, then its further choices'
     entry_source: int | None = None  # the first pass copies it to its own; held until then
     captures: list[tuple[Boundary, Reservation]] = field(default_factory=list)  # of the pass under way
+    checkpoint: tuple[Boundary, int] | None = (
+        None  # the last boundary passed and its entry, in case of an early end
+    )
     wanted: list[Boundary] = field(default_factory=list)  # to be committed, rising
     committed: list[int] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)

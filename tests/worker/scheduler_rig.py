@@ -454,6 +454,7 @@ class Rig:
         tables += [choice.blocks for choice in choices]
         entries = [entry for request in prefills for entry in [*request.entries, request.entry_source] if entry]
         entries += [choice.entry for choice in choices if choice.entry is not None]
+        entries += [request.checkpoint[1] for request in prefills if request.checkpoint is not None]
         self.store.check_invariants(tables, entries)
         for snapshot in self.store.slots.snapshots():
             if not snapshot.leaving:
