@@ -80,7 +80,12 @@ def build(
     pool = BlockPool(blocks, BLOCK_TOKENS)
     states = StatePool(config, entries, device) if recurs else None
     store = SnapshotStore(
-        settings.slots, pool, size, states=BlockPool(entries, 1) if recurs else None, state_bytes=state_bytes
+        settings.slots,
+        pool,
+        size,
+        divisible=not recurs,  # a sliding window too keeps all blocks
+        states=BlockPool(entries, 1) if recurs else None,
+        state_bytes=state_bytes,
     )
     metrics, journal = WorkerMetrics(), Journal()
     runner = ModelRunner(model, cache, row_counts, states)

@@ -30,9 +30,32 @@ class Clearing:
         victims = choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.pause)
         if victims is None:
             return False
-        store.remove(victims, "blocks")
+        *whole, last = victims
+        store.remove(whole, "blocks")
+        if not self._shorten(store.known(last), blocks_needed - store.pool.free_count):
+            store.remove([last], "blocks")
         store.index.trim()
         return True
+
+    def _shorten(self, snapshot: Snapshot, blocks_short: int) -> bool:
+        """Where states are divisible, let only the end of a snapshot go: what lies before a known boundary stays.
+
+        False, and nothing done, where no boundary above frees enough and has no snapshot yet.
+        """
+        store = self._store
+        if not store.divisible:
+            return False
+        kept = len(snapshot.blocks)
+        while kept and blocks_short > 0:
+            kept -= 1
+            blocks_short -= store.pool.refcount(snapshot.blocks[kept]) == 1
+        for above in snapshot.node.ancestors():
+            if above.slot is not None:
+                return False
+            if store.pool.blocks_for(above.end) <= kept:
+                store.shorten(snapshot, above)
+                return True
+        return False
 
     def give_up(self, block: int) -> bool:
         """Evict the snapshots that share a block with its one other holder, which then need not copy it.

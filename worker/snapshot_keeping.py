@@ -201,7 +201,8 @@ class Keeping:
         store = self._store
         if not store.divisible or not node.snapshots_below:
             return False
-        deeper = next(below for below in node.subtree() if below.slot is not None)
+        # A deepest one: what lies between has been passed, and may have to go for the new one.
+        deeper = next(below for below in node.subtree() if below.slot is not None and not below.snapshots_below)
         if store.fault(deeper) is not None:
             return False
         assert deeper.slot is not None

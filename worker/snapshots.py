@@ -140,10 +140,26 @@ class SnapshotStore:
                 self.held_count += 1
             self.held[block] += 1
         returned = any(above.hits and above.kind != "head" for above in node.ancestors())
-        self.slots.publish(Snapshot(slot, node, blocks, node.end, returned, self.clock(), reservation.absorbed, reservation.state))
+        self.slots.publish(
+            Snapshot(slot, node, blocks, node.end, returned, self.clock(), reservation.absorbed, reservation.state)
+        )
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
         self.commits += 1
+
+    def shorten(self, snapshot: Snapshot, node: Node) -> None:
+        """Put a snapshot of a boundary on the way to this one in its place. It must be idle, and divisible."""
+        kept = snapshot.blocks[: self.pool.blocks_for(node.end)]
+        returned = snapshot.returned or snapshot.node.hits > 0
+        self.pool.share(kept)
+        self.retire(snapshot, "blocks")
+        slot = self.slots.reserve()
+        assert slot is not None, "one has just become free"
+        reservation = Reservation(slot, frozenset())
+        self.reservations.add(reservation)
+        self.slots.begin_write(slot)
+        self.publish(reservation, node, slot, kept)
+        self.known(slot).returned |= returned
 
     def drop_stale(self, node: Node, cause: StaleCause) -> None:
         """The entry is never found again. Its slot is freed unless it belongs to another entry by now."""

@@ -37,6 +37,7 @@ from worker.config import WorkerSettings
 from worker.kv_cache import BLOCK_TOKENS
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
+from worker.sequence_states import SequenceStates
 from worker.sequences import Request, Running
 from worker.snapshots import SnapshotStore
 
@@ -78,6 +79,7 @@ class Player:
             self._running,
             self.store,
             self._memory,
+            SequenceStates(self.store),
             metrics,
             max_model_len=CONTEXT_TOKENS,
             vocab_size=1 << 31,

@@ -145,8 +145,6 @@ class Engine:
         finding = self.finding
         run = Run(request, finding.lookup(request.tenant, request.ids, request.boundaries))
         if run.lookup.slot is not None:
-            # Where states are divisible, the lookup itself may have made it.
-            self.keys.setdefault((run.lookup.slot, run.lookup.generation), request.ids[: run.lookup.depth])
             kept = self.kept()
             restored = finding.begin_restore(run.lookup.slot, run.lookup.generation, asked=asked)
             assert restored is not None
@@ -242,7 +240,10 @@ class Engine:
     def check(self) -> None:
         self.store.check_invariants([run.blocks for run in self.running])
         for snapshot in self.store.slots.snapshots():
-            key = self.keys[snapshot.slot, self.store.slots[snapshot.slot].generation]
+            place = (snapshot.slot, self.store.slots[snapshot.slot].generation)
+            if self.store.divisible:  # the store may have made it itself, from a part of another
+                self.keys.setdefault(place, spelled(snapshot.node))
+            key = self.keys[place]
             self._verify(snapshot.blocks, key, f"slot {snapshot.slot}")
             assert snapshot.leaving or spelled(snapshot.node) == key
 

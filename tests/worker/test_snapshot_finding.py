@@ -269,6 +269,39 @@ def test_looking_only_divides_nothing():
     assert engine.kept() == kept
 
 
+def test_only_as_much_of_a_divisible_snapshot_goes_as_room_is_needed():
+    engine = Engine(4, blocks=40, divisible=True)
+    engine.play(chat(5))
+    assert engine.kept() == [30, 130]
+    assert engine.clearing.make_room(engine.pool.free_count + 6)
+    engine.check()
+    assert engine.kept() == [30, 90]
+    assert found(engine.play(chat(6))) == (90, "partial", "evicted")
+    undivided = Engine(4, blocks=40)
+    undivided.play(chat(5))
+    assert undivided.clearing.make_room(undivided.pool.free_count + 6)
+    assert undivided.kept() == [30]
+
+
+def test_what_is_left_of_a_snapshot_has_come_back_if_the_whole_had():
+    engine = Engine(4, blocks=80, divisible=True)
+    engine.play(chat(5))
+    engine.play(prompt(HEAD, *(words(10 + turn, 20) for turn in range(5)), words(90, 5)))
+    engine.clearing.evict(engine.slots_at(135))
+    engine.clearing.make_room(engine.pool.free_count + 6)
+    (left,) = engine.slots_at(90)
+    assert engine.store.known(left).returned
+
+
+def test_what_is_cut_out_takes_the_place_of_what_was_passed_and_not_of_the_newest():
+    engine = Engine(2, divisible=True)
+    engine.play(prompt(HEAD, words(10, 300)))
+    assert depths(engine, prompt(HEAD, words(10, 300), words(11, 40))) == [330]
+    assert engine.kept() == [330, 370]
+    assert depths(engine, prompt(HEAD, words(50, 12))) == [30]
+    assert engine.kept() == [30, 370]
+
+
 def test_dividing_needs_a_slot_and_never_takes_that_of_the_snapshot_it_divides():
     engine = Engine(1, divisible=True)
     engine.play(prompt(words(1, 50), words(2, 20), head=False))

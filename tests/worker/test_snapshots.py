@@ -33,7 +33,7 @@ def test_snapshots_along_a_conversation_cost_it_once():
 def test_every_cause_is_counted_from_the_start():
     store = Engine(1).store
     assert set(store.stale_drops) == {"tokens", "generation", "length", "fingerprint", "checksum", "verify"}
-    assert set(store.evictions) == {"slots", "blocks", "operator", "flush", "stale", "oom"}
+    assert set(store.evictions) == {"slots", "blocks", "operator", "flush", "stale", "oom", "states"}
     assert not any([*store.stale_drops.values(), *store.evictions.values(), *store.aborts.values()])
     assert set(store.slot_states()) == {"free", "reserved", "writing", "ready", "restoring", "evicting"}
 

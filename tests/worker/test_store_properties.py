@@ -6,6 +6,8 @@ kind seen in other servers into the store and see that the machine finds each.
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -265,12 +267,12 @@ class StoreMachine(RuleBasedStateMachine):
         history = history[:6]
         self.histories.append((tenant, history))
         request = self._prompt(tenant, history)
+        self._learn_cuts()
         depth, deepest, known = self._expected(request, tenant, history)
         self.histories = self.histories[-6:]
         run = self.engine.start(request, hold)
         found = run.lookup
-        if self.divisible and found.slot is not None:
-            self.published.setdefault((found.slot, found.generation), self._key(run, found.depth))
+        self._learn_cuts()
         self._check_depth(found.depth, depth)
         if self.shape is strong:
             assert found.deepest_known == deepest
@@ -318,11 +320,22 @@ class StoreMachine(RuleBasedStateMachine):
     def _learn_commits(self, run: Run, ends: set[int]) -> None:
         for end in ends:
             self._learn_computed(run, end)
+        self._learn_cuts()
         for snapshot in self.store.slots.snapshots():
             key = (snapshot.slot, self.store.slots[snapshot.slot].generation)
             if key not in self.published:
                 assert snapshot.node.end in ends
                 self.published[key] = self._key(run, snapshot.node.end)
+
+    def _learn_cuts(self) -> None:
+        """Where states are divisible the store keeps some by itself: parts of others, up to what was computed once."""
+        for snapshot in self.store.slots.snapshots() if self.divisible else ():
+            place = (snapshot.slot, self.store.slots[snapshot.slot].generation)
+            if place not in self.published:
+                path = [snapshot.node, *snapshot.node.ancestors()]
+                key = snapshot.node.tenant, tuple(tuple(array("i", node.ids)) for node in reversed(path))
+                assert key in self.computed
+                self.published[place] = key
 
     def _learn_computed(self, run: Run, end: int) -> None:
         for boundary in run.prompt.boundaries:
