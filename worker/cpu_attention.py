@@ -37,7 +37,7 @@ class _Rows:
         queries = np.empty((plan.shape.num_heads, len(qkv), plan.shape.head_dim), np.float32)
         weights = (_NO_NORM, _NO_NORM, 0.0) if norms is None else (norms.q.numpy(), norms.k.numpy(), norms.eps)
         tokens = self._tokens if plan.stores else _NO_ROWS
-        store_rows(qkv.numpy(), *self._turns[plan.rotary], *weights, *plan.arrays, tokens, queries)
+        store_rows(qkv.numpy(), *self._turns[plan.rotary], *weights, *plan.arrays, tokens, queries)  # type: ignore[call-arg]
         return queries
 
 

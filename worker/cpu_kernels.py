@@ -30,7 +30,7 @@ def rms_norm_rows(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """out[row] = x[row] / sqrt(mean(x[row] ** 2) + eps) * weight, for x and out [rows, size]."""
     size = np.float32(x.shape[1])
     for row in range(x.shape[0]):
-        _norm(x[row], weight, np.float32(eps), size, out[row])
+        norm_row(x[row], weight, np.float32(eps), size, out[row])
 
 
 @_kernel
@@ -60,16 +60,37 @@ def attend_rows(
     for task in range(start, len(lengths) * kv_heads, step):
         row, kv_head = task // kv_heads, task % kv_heads
         length = lengths[row]
-        first_token = max(length + 1 - window, 0)
         first = kv_head * group
         for member in range(group):
             for i in range(dim):
                 query[member, i] = queries[first + member, row, i] * scale
-        _score(query, keys[kv_head], tables[row], first_token, length, block_tokens, scores)
-        for member in range(group):
-            _softmax(scores[member], length + 1 - first_token)
         mixed = out[row, first : first + group]
-        _mix(scores, values[kv_head], tables[row], first_token, length, block_tokens, mixed)
+        attend_head(
+            query, keys[kv_head], values[kv_head], tables[row], length, block_tokens, window, scores, mixed
+        )
+
+
+@_kernel
+def attend_head(
+    query: Floats,
+    keys: PoolRows,
+    values: PoolRows,
+    table: Ints,
+    length: int,
+    block_tokens: int,
+    window: int,
+    scores: Floats,
+    out: Floats,
+) -> None:
+    """One row's attention in one key-value head: `query` [group, dim], scaled, to out [group, dim].
+
+    keys, values [pool tokens, dim]; scores [group, length + 1 or more] is room to work in.
+    """
+    first = max(length + 1 - window, 0)
+    _score(query, keys, table, first, length, block_tokens, scores)
+    for member in range(len(query)):
+        _softmax(scores[member], length + 1 - first)
+    _mix(scores, values, table, first, length, block_tokens, out)
 
 
 @_kernel
@@ -98,13 +119,13 @@ def store_rows(
     turned = np.empty(dim, np.float32)
     for row in range(rows):
         for head in range(heads):
-            _turn(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
+            turn_head(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
     for row in range(len(tokens)):
         token = tokens[row]
         for head in range(kv_heads):
-            _turn(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), turned)
-            _put(turned, keys[head, token])
-            _put(qkv[row, heads + kv_heads + head], values[head, token])
+            turn_head(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), turned)
+            put_row(turned, keys[head, token])
+            put_row(qkv[row, heads + kv_heads + head], values[head, token])
 
 
 @_kernel
@@ -141,13 +162,13 @@ def _floats_of(row: Any, widened: Any) -> Any:
     return widen if row.dtype is types.uint16 else same
 
 
-def _put(x: Any, row: Any) -> None:
+def put_row(x: Any, row: Any) -> None:
     """Write float32 `x` to a row of the pool, rounded to nearest even where that holds bfloat16."""
     raise NotImplementedError("for compiled code only")
 
 
-@overload(_put)
-def _put_into(x: Any, row: Any) -> Any:
+@overload(put_row)
+def _put_row_into(x: Any, row: Any) -> Any:
     def copy(x: Any, row: Any) -> None:
         row[:] = x
 
@@ -161,7 +182,8 @@ def _put_into(x: Any, row: Any) -> Any:
 
 
 @_inlined
-def _norm(x: Floats, weight: Floats, eps: np.float32, size: np.float32, out: Floats) -> None:
+def norm_row(x: Floats, weight: Floats, eps: np.float32, size: np.float32, out: Floats) -> None:
+    """out = x / sqrt(mean(x ** 2) + eps) * weight; size: of x."""
     total = np.float32(0)
     for i in range(len(x)):
         total += x[i] * x[i]
@@ -171,13 +193,13 @@ def _norm(x: Floats, weight: Floats, eps: np.float32, size: np.float32, out: Flo
 
 
 @_kernel
-def _turn(x: Floats, cos: Floats, sin: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
+def turn_head(x: Floats, cos: Floats, sin: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """Rotate one head vector, after its norm where it has one."""
     dim = len(x)
     half = dim // 2
     if len(weight):
         normed = np.empty(dim, np.float32)
-        _norm(x, weight, eps, np.float32(dim), normed)
+        norm_row(x, weight, eps, np.float32(dim), normed)
         x = normed
     for i in range(half):
         out[i] = x[i] * cos[i] + x[half + i] * sin[i]

@@ -15,6 +15,7 @@ from functools import reduce
 from typing import Any
 
 import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -39,6 +40,16 @@ _VECTOR_BYTES = _WIDTH * 4
 _EXP2 = (1.5403530393381608e-4, 1.3333558146428443e-3, 9.618129107628477e-3, 5.550410866482158e-2,
          2.402265069591007e-1, 6.931471805599453e-1, 1.0)  # fmt: skip
 _EXP2_LEAST = -126.0
+
+TILE = _WIDTH
+"""Outputs that a packed product makes at a time."""
+GROUP = 32
+"""Inputs of a packed matrix that share a scale and a zero point."""
+_CHUNK_BYTES = TILE * 2  # four inputs of each output
+_GROUP_BYTES = TILE * GROUP // 2
+_SCALE_BYTES = TILE * 4
+# level - 8 for levels 0 to 15 as bfloat16, twice: what lies in the bit above a level's four does not matter.
+_LEVELS = [int(bits) for bits in np.arange(-8, 8, dtype=np.float32).view(np.uint32) >> 16] * 2
 
 _f32, _i16, _i32, _i64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _floats, _ints = ir.VectorType(_f32, _WIDTH), ir.VectorType(_i32, _WIDTH)
@@ -104,6 +115,22 @@ class _Vectors:
         """total + x[0] * y[0] + x[1] * y[1] for the pairs of bfloat16 in each lane."""
         kind = ir.FunctionType(_floats, [_floats, _ints, _ints])
         return self.b.call(ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v"), [total, x, y])
+
+    def levels(self, address: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Pairs of bfloat16, each a level less 8, from the lower and from the upper halves of 32 bytes."""
+        words = ir.VectorType(_i16, 2 * _WIDTH)
+        levels = self.b.zext(self.load(address, ir.VectorType(ir.IntType(8), 2 * _WIDTH)), words)
+        upper = self.b.lshr(levels, ir.Constant(words, [4] * 2 * _WIDTH))
+        name = "llvm.x86.avx512.permvar.hi.512"
+        kind = ir.FunctionType(words, [words, words])
+        look_up = cgutils.get_or_insert_function(self.b.module, kind, name)  # type: ignore[no-untyped-call]
+        table = ir.Constant(words, _LEVELS)
+        return tuple(self.b.bitcast(self.b.call(look_up, [table, at]), _ints) for at in (levels, upper))
+
+    def halves(self, address: ir.Value) -> ir.Value:
+        """A vector of float32 from bfloat16 in memory."""
+        wide = self.b.zext(self.load(address, ir.VectorType(_i16, _WIDTH)), _ints)
+        return self.b.bitcast(self.b.shl(wide, ir.Constant(_ints, [16] * _WIDTH)), _floats)
 
     def loop(self, count: ir.Value, start: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], Any]) -> Any:
         """Run `body(i, carried)` for i < count, at least once; returns what the last round carried on."""
@@ -235,6 +262,53 @@ def _weigh_vector(
     ops.store(sums, total)
 
 
+def _packed(rows: int) -> Any:
+    """The intrinsic for TILE outputs of a matrix in 4 bits and `rows` rows: out[row, output] = sum of x * weight.
+
+    Of the matrix, `levels` and `scales` hold GROUP inputs at a time as `int4.tiled` lays them out. x: bfloat16
+    [rows, inputs], `x_bytes` apart; sums: float32 [rows, groups] of each group's x, `sum_bytes` apart; out [rows,
+    TILE]. A row takes the same steps whatever `rows` is.
+    """
+
+    @intrinsic
+    def packed(
+        _: Any, levels: Any, scales: Any, groups: Any, x: Any, x_bytes: Any, sums: Any, sum_bytes: Any, out: Any
+    ) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+            levels, scales, groups, x, x_bytes, sums, sum_bytes, out = args
+            ops, b = _Vectors(builder), builder
+            x_rows = [b.add(x, b.mul(_i64(row), x_bytes)) for row in range(rows)]
+            sum_rows = [b.add(sums, b.mul(_i64(row), sum_bytes)) for row in range(rows)]
+
+            def group(g: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+                at = b.add(levels, b.mul(g, _i64(_GROUP_BYTES)))
+                inputs = b.mul(g, _i64(GROUP * 2))
+                parts = [[all_lanes(0.0)] * 2 for _ in range(rows)]
+                for chunk in range(GROUP // 4):
+                    pairs = ops.levels(ops.at(at, chunk * _CHUNK_BYTES))
+                    for row in range(rows):
+                        for half in range(2):
+                            factor = ops.load(ops.at(b.add(x_rows[row], inputs), (chunk * 2 + half) * 4), _i32)
+                            parts[row][half] = ops.dot(parts[row][half], pairs[half], ops.spread(factor))
+                step = b.add(scales, b.mul(g, _i64(_SCALE_BYTES)))
+                scale, zero = ops.halves(step), ops.halves(ops.at(step, _SCALE_BYTES // 2))
+                done = []
+                for row in range(rows):
+                    total = ops.call("fma", b.fadd(*parts[row]), scale, totals[row])
+                    of_group = ops.load(b.add(sum_rows[row], b.mul(g, _i64(4))), _f32)
+                    done.append(ops.call("fma", ops.spread(of_group), zero, total))
+                return done
+
+            for row, total in enumerate(ops.loop(groups, [all_lanes(0.0)] * rows, group)):
+                ops.store(total, ops.at(out, row * _VECTOR_BYTES))
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), generate
+
+    return packed
+
+
 weigh: Any = intrinsic(_weigh)
 score_floats, score_pairs = _product(pairs=False, onto=False), _product(pairs=True, onto=False)
 mix_floats, mix_pairs = _product(pairs=False, onto=True), _product(pairs=True, onto=True)
+packed_1, packed_2, packed_4 = (_packed(rows) for rows in (1, 2, 4))

@@ -33,8 +33,8 @@ def runner(path: Path, dtype: str, tokens: int) -> ModelRunner:
     config = load_config(path)
     product = torch.float32 if dtype == "float32" else torch.bfloat16
     model = LlamaModel(config, iter_weights(path, config), product, CPU, tokens + 1, packed=dtype == "int4")
-    cache = KVCache(config, tokens // BLOCK_TOKENS + 3, torch.float32, CPU)
-    return ModelRunner(model, cache, check_rows(model, torch.float32, tokens + 1, deterministic=True))
+    cache = KVCache(config, tokens // BLOCK_TOKENS + 3, product, CPU)
+    return ModelRunner(model, cache, check_rows(model, product, tokens + 1, deterministic=True))
 
 
 def losses_by_prefill(run: ModelRunner, ids: list[int]) -> Tensor:

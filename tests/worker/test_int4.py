@@ -42,11 +42,12 @@ def test_a_group_of_equal_weights_divides_by_no_zero():
 
 @pytest.mark.parametrize("rows", [1, 4, PACKED_ROWS, PACKED_ROWS + 1, 64])
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("in_tiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool, dtype: torch.dtype):
+def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool, in_tiles: bool, dtype: torch.dtype):
     weight = some_weight(64, 96)
     bias = torch.randn(64, generator=torch.Generator().manual_seed(5)) if with_bias else None
-    linear = Int4Linear(weight, bias, dtype, CPU)
+    linear = Int4Linear(weight, bias, dtype, CPU, in_tiles=in_tiles)
     x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(6))
     other = torch.randn(rows, 64, generator=torch.Generator().manual_seed(7))
     plain = F.linear(x, quantize(weight)[2], bias)

@@ -36,7 +36,7 @@ class Decoder(ABC, Generic[LayerT]):
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self._packed = packed
+        self.packed = packed
         self.device = device
         self.hidden_dtype = torch.float32 if device.type == "cpu" else dtype
         self.max_positions = max_positions
@@ -49,6 +49,11 @@ class Decoder(ABC, Generic[LayerT]):
     @abstractmethod
     def build_layer(self, index: int, weights: Mapping[str, Tensor]) -> LayerT:
         """Layer `index` from all its tensors, by their names within the layer."""
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether packed matrices are laid out for a step that runs whole layers: only where there is such a step."""
+        return False
 
     @abstractmethod
     def load_top(self, weights: Mapping[str, Tensor]) -> None:
@@ -95,9 +100,9 @@ class Decoder(ABC, Generic[LayerT]):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A product in the layout that was asked for."""
-        if not (self._packed and can_pack(weight)):
+        if not (self.packed and can_pack(weight)):
             return self.unpacked(weight, bias)
-        linear = Int4Linear(weight, bias, self.dtype, self.device)
+        linear = Int4Linear(weight, bias, self.dtype, self.device, in_tiles=self.in_tiles)
         self.weight_bytes += linear.weight_bytes
         return linear
 

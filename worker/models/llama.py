@@ -16,6 +16,7 @@ from worker.models.interface import Attend as Attend
 from worker.models.interface import Recur
 from worker.norm import rms_norm
 from worker.rope import Rotary
+from worker.vector_ops import GROUP, HAS_PAIRS
 
 
 class Layer:
@@ -45,6 +46,15 @@ class LlamaModel(Decoder[Layer]):
         """That of every layer."""
         (rotary,) = self.rotaries.values()
         return rotary
+
+    @property
+    def in_tiles(self) -> bool:
+        """As `packed_step.py` has it: biases of the query, key and value products only, and every matrix packed."""
+        config = self.config
+        plain = not (config.attention_out_bias or config.mlp_bias)
+        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        shapes = (heads, config.num_heads * config.head_dim, config.hidden_size, config.intermediate_size)
+        return self.packed and HAS_PAIRS and plain and all(size % GROUP == 0 for size in shapes)
 
     def build_layer(self, index: int, weights: Mapping[str, Tensor]) -> Layer:
         """Layer `index` from all its tensors. Raises `ModelError` for a config of another family."""
