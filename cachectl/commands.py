@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from cachectl import render
-from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
+from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.control_client import ControlClient
 from protocol.errors import WorkerUnavailable
 
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 
 class Asked(argparse.Namespace):
-    """The command line. Which of `slot`, `slots`, `request_id`, `dry_run` and `wait` are set depends on the command."""
+    """The command line. From `slot` on, which are set depends on the command."""
 
     run_dir: Path
     json: bool
@@ -34,6 +34,8 @@ class Asked(argparse.Namespace):
     slot: int
     slots: list[int]
     request_id: str
+    a: str
+    b: str
     dry_run: bool
     wait: bool
 
@@ -75,6 +77,12 @@ def show(client: ControlClient, asked: Asked) -> bool:
 def explain(client: ControlClient, asked: Asked) -> bool:
     answer = _ask(client, Explanation, "explain", request_id=asked.request_id)
     _show(asked, asdict(answer), lambda: render.explanation(answer))
+    return True
+
+
+def diff(client: ControlClient, asked: Asked) -> bool:
+    answer = _ask(client, Difference, "diff", a=_conversation(asked.a), b=_conversation(asked.b))
+    _show(asked, asdict(answer), lambda: render.difference(answer, asked.a, asked.b))
     return True
 
 
@@ -145,12 +153,18 @@ def _takes_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="REQUEST_ID", help="as in the response header x-request-id")
 
 
+def _takes_two(parser: argparse.ArgumentParser) -> None:
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="a slot, or a request id (digits alone are a slot)")
+
+
 COMMANDS = {
     "stats": CommandLine("what is held and what happened since the worker started", stats),
     "list": CommandLine("all snapshots, one a line", list_slots),
     "show": CommandLine("all there is to know of one slot", show, _takes_slot),
     "tree": CommandLine("snapshots under those that they extend", tree),
     "explain": CommandLine("why a request started where it did", explain, _takes_request),
+    "diff": CommandLine("where two stored conversations part", diff, _takes_two),
     "evict": CommandLine("remove the snapshots of some slots", evict, _takes_slots),
     "flush": CommandLine("remove all snapshots that are not pinned", flush, _takes_dry_run),
     "verify": CommandLine("hits that were computed again and compared", verify, _takes_wait),
@@ -158,6 +172,10 @@ COMMANDS = {
     "unpin": CommandLine("let a pinned snapshot be evicted again", pin, _takes_slot),
     "watch": CommandLine("one line a second until interrupted", watch),
 }
+
+
+def _conversation(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _ask(client: ControlClient, kind: type[Answer], verb: str, **args: object) -> Answer:

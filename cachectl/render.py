@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
+from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.sizes import format_size
 
 WATCH_HEADER = (
@@ -178,6 +178,31 @@ def explanation(answer: Explanation) -> str:
         "decode": f"{answer.decode_seconds * 1000:.1f} ms",
     }
     return fields(pairs)
+
+
+def difference(answer: Difference, name_a: str, name_b: str) -> str:
+    message = "" if answer.message is None else f" in message {answer.message}"
+    parted = bool(answer.a.tokens_after and answer.b.tokens_after)
+    ends = "they part" if parted else "one ends" if answer.a.tokens != answer.b.tokens else "both end"
+    sides = [(name_a, answer.a), (name_b, answer.b)]
+    rows = [
+        [
+            name,
+            _or_dash(side.slot),
+            side.tokens,
+            side.messages,
+            side.tokens_after,
+            ", ".join(map(str, side.boundaries_after)) or "-",
+        ]
+        for name, side in sides
+    ]
+    return "\n".join(
+        [
+            f"equal up to token {answer.common_tokens}{message}, where {ends}; "
+            f"the last boundary of both is at {answer.common_boundary}",
+            table(["CONVERSATION", "SLOT", "TOKENS", "MSGS", "AFTER", "BOUNDARIES AFTER"], rows),
+        ]
+    )
 
 
 def evicted(answer: Removed) -> str:

@@ -9,6 +9,7 @@
 | `show` | `slot` | `SlotInfo` |
 | `tree` | | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
 | `explain` | `request_id` | `Explanation` |
+| `diff` | `a`, `b`: a slot (int) or a request id (str) each | `Difference` |
 | `evict` | `slots` [int], `dry_run` | `Removed` |
 | `flush` | `dry_run` | `Removed`; busy snapshots go when released |
 | `verify` | | `Verifications` |
@@ -32,6 +33,7 @@ VERBS = (
     "show",
     "tree",
     "explain",
+    "diff",
     "evict",
     "flush",
     "verify",
@@ -150,3 +152,29 @@ class Explanation:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two stored conversations, up to the deepest boundary known of it, and what follows the common part."""
+
+    slot: int | None  # that holds this very boundary
+    tenant: str
+    tokens: int
+    messages: int
+    tokens_after: int
+    boundaries_after: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two stored conversations part: the first token that differs is `common_tokens`, if there is one.
+
+    `message` is the index of the client's message in which they part; None in tools or where neither goes on.
+    """
+
+    common_tokens: int
+    common_boundary: int  # the deepest one that both have
+    message: int | None
+    a: Side
+    b: Side

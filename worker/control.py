@@ -10,17 +10,19 @@ from typing import Any
 from protocol.control import Stats, Verifications
 from protocol.messages import Command, ModelInfo, Reply
 from worker.block_pool import BlockPool
+from worker.difference import difference
 from worker.journal import Journal
 from worker.metrics import WorkerMetrics
 from worker.scheduler import Scheduler
 from worker.snapshot_clearing import Clearing
+from worker.snapshot_index import Node
 from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
 
 log = logging.getLogger(__name__)
 
 _PAGE = 100
-_READING = ("metrics", "stats", "list", "show", "tree", "explain")
+_READING = ("metrics", "stats", "list", "show", "tree", "explain", "diff")
 
 
 class Refused(Exception):
@@ -89,6 +91,8 @@ class Control:
                 if explanation is None:
                     raise Refused(f"request {request_id} is unknown or too long ago")
                 return asdict(explanation)
+            case "diff":
+                return asdict(difference(self._conversation(args, "a"), self._conversation(args, "b")))
             case "evict":
                 asked = args.get("slots")
                 if not isinstance(asked, list) or not all(type(slot) is int for slot in asked):
@@ -114,6 +118,24 @@ class Control:
                 return asdict(slot_info(store, _integer(args, "slot")))
             case _:
                 raise Refused(f"unknown verb {verb}")
+
+    def _conversation(self, args: dict[str, Any], name: str) -> Node:
+        """The node that a slot number or a request id stands for."""
+        asked = args.get(name)
+        if type(asked) is int:
+            snapshot = self._store.known(asked)
+            if snapshot.leaving:
+                raise Refused(f"slot {asked} is being cleared")
+            return snapshot.node
+        if not isinstance(asked, str):
+            raise Refused(f"{name}: must be a slot or a request id")
+        place = self._journal.place(asked)
+        if place is None:
+            raise Refused(f"request {asked} is unknown or too long ago")
+        node = self._store.index.find(place.tenant, place.digest)
+        if node is None:
+            raise Refused(f"nothing is known any more of what request {asked} has computed")
+        return node
 
     def _stats(self) -> Stats:
         store, pool, metrics = self._store, self._pool, self._metrics

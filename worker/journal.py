@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from protocol.control import Explanation
 from protocol.messages import FailureCode
@@ -17,6 +18,13 @@ log = logging.getLogger(__name__)
 REMEMBERED_REQUESTS = 10_000
 
 
+class Place(NamedTuple):
+    """A boundary by name; no digest where none was reached."""
+
+    tenant: str
+    digest: bytes
+
+
 class Journal:
     """Open requests by id, and explanations of the last ended ones. No tokens are kept."""
 
@@ -24,7 +32,7 @@ class Journal:
         self._limit = limit
         self._clock = clock
         self._open: dict[str, Request] = {}
-        self._ended: OrderedDict[str, tuple[float, Explanation]] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[float, Explanation, Place]] = OrderedDict()
 
     def add(self, request: Request) -> None:
         self._open[request.request_id] = request
@@ -66,7 +74,7 @@ class Journal:
     def _remember(self, request: Request) -> Explanation:
         explanation = self._explain(request)
         self._ended.pop(request.request_id, None)
-        self._ended[request.request_id] = (request.arrived, explanation)
+        self._ended[request.request_id] = (request.arrived, explanation, _place(request))
         while len(self._ended) > self._limit:
             self._ended.popitem(last=False)
         return explanation
@@ -78,6 +86,14 @@ class Journal:
             return self._explain(request)
         ended = self._ended.get(request_id)
         return replace(ended[1], age_seconds=self._clock() - ended[0]) if ended else None
+
+    def place(self, request_id: str) -> Place | None:
+        """The deepest boundary that a request has computed or restored; None if it is not among the last ones."""
+        request = self._open.get(request_id)
+        if request is not None:
+            return _place(request)
+        ended = self._ended.get(request_id)
+        return ended[2] if ended else None
 
     def _explain(self, request: Request) -> Explanation:
         now = self._clock()
@@ -101,3 +117,8 @@ class Journal:
             prefill_seconds=prefill,
             decode_seconds=decode,
         )
+
+
+def _place(request: Request) -> Place:
+    reached = [boundary.digest for boundary in request.message.boundaries if boundary.end <= request.computed]
+    return Place(request.message.tenant, reached[-1] if reached else b"")

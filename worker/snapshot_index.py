@@ -151,6 +151,12 @@ class SnapshotIndex:
             node, start = child, end
         return Walk(chain, None)
 
+    def find(self, tenant: str, digest: bytes) -> Node | None:
+        """The node of a boundary, known by its name alone. Takes time in proportion to the tenant's nodes."""
+        root = self._roots.get(tenant)
+        below = root.subtree() if root else iter(())
+        return next((node for node in below if node.digest == digest and node is not root), None)
+
     def extend(
         self, tenant: str, data: bytes, boundaries: Sequence[Boundary], chain: Sequence[Node], now: float
     ) -> Node | None:

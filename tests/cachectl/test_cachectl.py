@@ -12,7 +12,7 @@ import zmq
 from cachectl import commands
 from cachectl.main import DONE, REFUSED, UNREACHABLE, USAGE, main
 from protocol.codec import decode, encode
-from protocol.control import Explanation, Removed, SlotInfo, Stats, TreeNode
+from protocol.control import Difference, Explanation, Removed, Side, SlotInfo, Stats, TreeNode
 from protocol.messages import Reply
 from protocol.rundir import CONTROL_SOCKET, prepare_run_dir, socket_address
 
@@ -143,6 +143,10 @@ class FakeWorker:
     def explain(self, request_id):
         return {"r1": EXPLANATION}[request_id]
 
+    def diff(self, a, b):
+        sides = {1: Side(1, "", 100, 2, 30, [80, 100]), "r1": Side(None, "", 90, 3, 20, [90])}
+        return Difference(70, 60, 1, sides[a], sides[b])
+
     def evict(self, slots, dry_run):
         rows = [self.slots[slot] for slot in slots]
         gone = [row.slot for row in rows if not row.busy]
@@ -233,6 +237,19 @@ def test_explain_says_where_it_diverged(cachectl):
     assert "250.0 ms" in out
 
 
+def test_diff_says_where_two_conversations_part(cachectl, worker):
+    code, out, _ = cachectl("diff", "1", "r1")
+    assert code == DONE
+    assert out.splitlines() == [
+        "equal up to token 70 in message 1, where they part; the last boundary of both is at 60",
+        "CONVERSATION  SLOT  TOKENS  MSGS  AFTER  BOUNDARIES AFTER",
+        "1                1     100     2     30           80, 100",
+        "r1               -      90     3     20                90",
+    ]
+    assert worker.asked == [("diff", {"a": 1, "b": "r1"})]
+    assert json.loads(cachectl("--json", "diff", "r1", "1")[1])["b"]["boundaries_after"] == [80, 100]
+
+
 def test_evict_prints_what_went_and_what_came_back(cachectl):
     assert cachectl("evict", "1", "2") == (DONE, "evicted 1, 2: 2MiB back\n", "")
 
@@ -260,7 +277,9 @@ def test_pin_and_unpin(cachectl, worker):
     assert [verb for verb, _ in worker.asked] == ["pin", "unpin"]
 
 
-@pytest.mark.parametrize("argv", [("show", "77"), ("explain", "r9"), ("evict", "77"), ("pin", "77")])
+@pytest.mark.parametrize(
+    "argv", [("show", "77"), ("explain", "r9"), ("diff", "1", "r9"), ("evict", "77"), ("pin", "77")]
+)
 def test_an_unknown_slot_or_request_is_refused(cachectl, argv):
     code, out, err = cachectl(*argv)
     assert (code, out) == (REFUSED, "")

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from scheduler_rig import Rig, one, text
 from snapshot_rig import prompt
 
-from protocol.control import VERBS, Explanation, Removed, SlotInfo, Stats, TreeNode
+from protocol.control import VERBS, Difference, Explanation, Removed, SlotInfo, Stats, TreeNode
 from worker.snapshot_clearing import Clearing
 
 
@@ -19,6 +19,7 @@ def busy_rig() -> Rig:
 
 
 ARGS = {"show": {"slot": 0}, "explain": {"request_id": "r1"}, "evict": {"slots": [1]}, "pin": {"slot": 0}}
+ARGS["diff"] = {"a": 0, "b": "r1"}
 ARGS["unpin"] = ARGS["show"]
 
 
@@ -28,6 +29,7 @@ ARGS["unpin"] = ARGS["show"]
         ("stats", Stats),
         ("show", SlotInfo),
         ("explain", Explanation),
+        ("diff", Difference),
         ("evict", Removed),
         ("flush", Removed),
         ("pin", SlotInfo),
@@ -83,6 +85,10 @@ def test_stats_agree_with_metrics():
         ("list", {"cursor": "x"}, "cursor: must be an integer of at least 0"),
         ("explain", {"request_id": 1}, "request_id: must be a string"),
         ("explain", {"request_id": "r9"}, "request r9 is unknown or too long ago"),
+        ("diff", {"a": 0}, "b: must be a slot or a request id"),
+        ("diff", {"a": True, "b": 0}, "a: must be a slot or a request id"),
+        ("diff", {"a": 0, "b": 9}, "slot 9 holds no snapshot"),
+        ("diff", {"a": "r9", "b": 0}, "request r9 is unknown or too long ago"),
         ("evict", {}, "slots: must be a list of integers"),
         ("evict", {"slots": [True]}, "slots: must be a list of integers"),
         ("evict", {"slots": [0, 9]}, "slot 9 holds no snapshot"),
@@ -102,6 +108,37 @@ def test_a_dry_run_says_what_would_go():
     assert rig.kept() == [10, 20, 30]
     assert rig.ask("flush").data == {**would, "dry_run": False}
     assert rig.kept() == []
+
+
+def test_two_conversations_part_in_the_message_in_which_their_ids_do():
+    rig = Rig()
+    first = rig.serve(prompt(text(1, 10), text(2, 10), text(3, 10)))
+    second = rig.serve(prompt(text(1, 10), [*text(2, 7), *text(9, 8)]))
+    found = rig.ask("diff", a=first, b=second).data
+    assert (found["common_tokens"], found["common_boundary"], found["message"]) == (17, 10, 1)
+    a, b = found["a"], found["b"]
+    assert (a["tokens"], a["tokens_after"], a["boundaries_after"], a["messages"]) == (30, 13, [20, 30], 3)
+    assert (b["tokens"], b["tokens_after"], b["boundaries_after"], b["messages"]) == (25, 8, [25], 2)
+    slots = {row["tokens"]: row["slot"] for row in rig.ask("list").data["slots"]}
+    assert (a["slot"], b["slot"]) == (slots[30], slots[25])
+    assert rig.ask("diff", a=slots[30], b=slots[25]).data == found
+    before, after = rig.ask("diff", a=slots[10], b=first).data, rig.ask("diff", a=first, b=first).data
+    assert (before["common_tokens"], before["message"], before["b"]["boundaries_after"]) == (10, 1, [20, 30])
+    assert (after["common_tokens"], after["message"], after["a"]["boundaries_after"]) == (30, None, [])
+
+
+def test_what_was_evicted_can_still_be_compared_and_what_was_never_computed_not():
+    rig = Rig()
+    first, second = rig.serve(one(1, 20)), rig.serve(one(2, 20))
+    rig.ask("flush")
+    found = rig.ask("diff", a=first, b=second).data
+    assert (found["common_tokens"], found["common_boundary"], found["message"]) == (0, 0, 0)
+    assert found["a"]["slot"] is None
+    refused = rig.serve(one(9, 5000))
+    assert (
+        rig.ask("diff", a=first, b=refused).error
+        == f"nothing is known any more of what request {refused} has computed"
+    )
 
 
 def test_a_refused_request_can_be_explained():
