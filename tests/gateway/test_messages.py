@@ -457,11 +457,6 @@ async def test_other_refusals_have_the_same_shape(served: Served):
         assert (response.status, body["type"], body["error"]["type"]) == (status, "error", kind)
 
 
-async def test_a_client_may_ask_first_whether_anybody_is_there(served: Served):
-    response = await served.http.head(served.url + "/")
-    assert (response.status, await response.read()) == (200, b"")
-
-
 class TestSmallBodies:
     """A limit on the body."""
 
