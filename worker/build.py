@@ -34,7 +34,8 @@ from worker.recurrent import StateLayout, StatePool
 from worker.row_check import check_rows
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
-from worker.weights import iter_weights, weight_names
+from worker.vector_ops import HAS_PAIRS
+from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,12 @@ def build(
         torch.set_num_threads(settings.threads)
     torch.set_grad_enabled(False)
     config = load_config(path)
-    dtype = _dtype(settings.dtype, device)
-    dtype_name = "int4" if settings.dtype == "int4" else str(dtype).removeprefix("torch.")
+    dtype_name = _stored_as(settings.dtype, path, device)
+    dtype = _product_dtype(dtype_name)
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
-    model = model_class(config)(config, weights, dtype, device, max_model_len, settings.dtype == "int4")
+    model = model_class(config)(config, weights, dtype, device, max_model_len, dtype_name == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
         config.architecture,
@@ -141,20 +142,22 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+def _stored_as(name: str, path: Path, device: torch.device) -> str:
+    """How weights are held, with `auto` decided: on a CPU packed if that is what the file holds, else in float32."""
     if name == "int4" and device.type != "cpu":
         raise SettingsError("dtype: int4 runs on a CPU only")
-    if name == "int4":
-        # Prefill runs a wider layout: bfloat16 only where the processor has instructions for it.
-        return torch.bfloat16 if _has_bfloat16_products() else torch.float32
-    return torch.float32 if name == "float32" else torch.bfloat16
+    if name != "auto":
+        return name
+    if device.type != "cpu":
+        return "bfloat16"
+    return "int4" if stored_in_four_bits(path) else "float32"
 
 
-def _has_bfloat16_products() -> bool:
-    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+def _product_dtype(stored_as: str) -> torch.dtype:
+    """What prefill computes in. For packed weights bfloat16 only where the processor has instructions for it."""
+    if stored_as == "int4":
+        return torch.bfloat16 if HAS_PAIRS else torch.float32
+    return torch.float32 if stored_as == "float32" else torch.bfloat16
 
 
 def _context(asked: int | None, config: ModelConfig) -> int:

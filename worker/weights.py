@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from worker.fingerprint import fingerprint as fingerprint
+from worker.gguf_file import GgufFile
 from worker.gguf_weights import GgufWeights
 from worker.model_config import ModelConfig
 from worker.model_error import ModelError
@@ -51,6 +53,18 @@ def iter_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]
         name = _text_name(stored, config)
         if name in expected:
             yield name, tensor
+
+
+def stored_in_four_bits(path: Path) -> bool:
+    """Whether all matrices of the layers are stored as Q4_1, which packed weights hold with the same values.
+
+    Other kinds of four bits have other scales: packing them again would move their values.
+    """
+    return not path.is_dir() and all(
+        tensor.kind == GGMLQuantizationType.Q4_1
+        for name, tensor in GgufFile(path).tensors.items()
+        if name.startswith("blk.") and len(tensor.shape) == 2
+    )
 
 
 def _on_one_thread(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from protocol.errors import SettingsError
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
 from worker.model_config import ModelError, load_config
-from worker.weights import iter_weights, weight_names
+from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -103,6 +103,25 @@ def test_a_quantised_gguf_file_gives_what_the_gguf_package_makes_of_it(tmp_path:
                 values = gguf.dequantize(gguf.quantize(parameter.numpy(), quantisation), quantisation)
                 parameter.copy_(torch.from_numpy(values))
     assert_equal(read(tmp_path / "model.gguf"), model)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_1", True), ("Q4_0", False), ("Q8_0", False)])
+def test_only_a_file_of_q4_1_matrices_is_held_packed_unasked(tmp_path: Path, kind: str, kept: bool) -> None:
+    quantised = GGMLQuantizationType[kind]
+
+    def encode(name: str, tensor: Tensor) -> tuple[Any, GGMLQuantizationType | None]:
+        values = tensor.float().numpy()
+        if name.startswith("blk.") and tensor.dim() == 2:
+            return gguf.quantize(values, quantised), quantised
+        return values, None
+
+    model = make_tiny("llama", hidden_size=64, intermediate_size=96)
+    write_gguf(tmp_path / "model.gguf", model, encode=encode)
+    assert stored_in_four_bits(tmp_path / "model.gguf") is kept
+    write_gguf(tmp_path / "plain.gguf", model)
+    assert not stored_in_four_bits(tmp_path / "plain.gguf")
+    save_tiny(tmp_path / "directory", "llama")
+    assert not stored_in_four_bits(tmp_path / "directory")
 
 
 def test_a_type_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
