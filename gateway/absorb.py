@@ -37,8 +37,9 @@ def next_turn(
         prompt = maker.chat(replace(conversation, messages=(*history, following)), model)
     except RequestError:
         return None  # the template takes no such turn, or the context is full
-    ends = [at for at, boundary in enumerate(prompt.boundaries) if boundary.messages == len(history)]
-    if not ends:
+    # The first one: a later one that counts as many messages is inside the message behind the answer.
+    end = next((at for at, boundary in enumerate(prompt.boundaries) if boundary.messages == len(history)), None)
+    if end is None:
         return None
-    boundaries = prompt.boundaries[: ends[-1] + 1]
+    boundaries = prompt.boundaries[: end + 1]
     return Absorb(request_id, prompt.token_ids[: boundaries[-1].end], boundaries)

@@ -100,7 +100,7 @@ def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewayS
     messages = parse_messages(fields.get("messages"), drop_billing_header=settings.drop_billing_header)
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
-    variables = template_variables(params.chat_template_kwargs, params.reasoning_effort)
+    variables = template_variables(params.chat_template_kwargs, params.reasoning_effort, params.enable_thinking)
     return Conversation(messages, tools, variables)
 
 

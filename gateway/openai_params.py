@@ -119,6 +119,7 @@ class ChatParams(CommonParams):
     parallel_tool_calls: bool | None = None
     response_format: TypedObject | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -161,8 +162,13 @@ class CompletionParams(CommonParams):
             raise RequestError("best_of can only equal n here", param="best_of")
 
 
-def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """What the template gets besides messages and tools. Raises `RequestError` for names that are not the client's."""
+def template_variables(
+    given: dict[str, Any] | None, effort: str | None, thinking: bool | None = None
+) -> dict[str, Any]:
+    """What the template gets besides messages and tools; `given` comes before the fields that mean the same.
+
+    Raises `RequestError` for names that are not the client's.
+    """
     variables = dict(given or {})
     for name in _OWN_VARIABLES:
         if name in variables:
@@ -170,6 +176,10 @@ def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict
             raise RequestError(f"{field} cannot be set", param=field)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+    if thinking is None and effort == "none":
+        thinking = False  # most templates know a switch only
+    if thinking is not None:
+        variables.setdefault("enable_thinking", thinking)
     return variables
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.canonical import parse_arguments
 from gateway.conversation import Message, ToolCall
 
 
@@ -114,7 +115,9 @@ class Reply:
 
     def message(self) -> Message:
         """The message as which a client will send this answer back, in canonical form."""
-        calls = tuple(ToolCall(call.call_id, call.name, call.value()) for call in self.calls)
+        calls = tuple(
+            ToolCall(call.call_id, call.name, parse_arguments(call.arguments, "arguments")) for call in self.calls
+        )
         return Message("assistant", self.text.strip(), calls, reasoning=self.reasoning.strip() or None)
 
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from gateway.reply_calls import MAX_NAME, Calls
 from gateway.reply_scanner import Markers, Scanner, Steps
 
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+
 
 @dataclass(frozen=True, slots=True)
 class TagNotation:
     """`call` name `name_end` (`key` name `key_end` `value` text `value_end`)* `end`, in a section or not.
 
-    `padded`: a line break on either side of a value is not part of it. Values have no type of their own: the tool's
-    schema decides. Where a value holds the very tag that ends values, the one that a further tag follows counts.
+    `padded`: a line break on either side of a value is not part of it. `cdata`: values may be CDATA sections. Values
+    have no type of their own: the tool's schema decides. Where a value holds the very tag that ends values, the one
+    that a further tag follows counts.
     """
 
     call: str
@@ -27,6 +30,7 @@ class TagNotation:
     section_open: str = ""
     section_end: str = ""
     padded: bool = False
+    cdata: bool = False
     bare: bool = False
 
     @property
@@ -101,6 +105,8 @@ class TagNotation:
         if streamed:
             yield calls.arguments('"')
         ends = Markers((("\n" if self.padded else "") + self.value_end, self.value_end))
+        if self.cdata and (yield from scanner.take(_CDATA)):
+            ends = Markers((_CDATA_END + self.value_end,))
         held: list[str] = []
         while True:
             at, marker = ends.find(scanner.text, scanner.at)

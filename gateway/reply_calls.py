@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Iterator
 from secrets import token_hex
@@ -12,7 +13,7 @@ from gateway.reply_json import JsonValue
 from gateway.reply_scanner import Scanner, Steps
 
 MAX_NAME = 256  # characters; longer ones are no names
-_LITERALS = {"True": True, "False": False, "None": None}
+_MAX_PYTHON = 100_000  # characters
 
 
 class Calls:
@@ -69,7 +70,7 @@ class Calls:
         try:
             value = json.loads(text, parse_constant=no_constant)
         except (ValueError, RecursionError):
-            value = _LITERALS.get(text.strip(), text)
+            value = _python(text.strip())
         if isinstance(value, str):
             return text  # a string is written without quotes: these are its own
         if types and not _is_one_of(value, types):
@@ -107,6 +108,18 @@ class Notation(Protocol):
 def no_constant(name: str) -> Any:
     """For `json.loads`: NaN and infinities are no JSON. Raises `ValueError`."""
     raise ValueError(f"{name} is no JSON")
+
+
+def _python(text: str) -> Any:
+    """Lists, objects and constants as Python prints them, as some templates do; else the text itself."""
+    if len(text) > _MAX_PYTHON or not text.startswith(("[", "{", "True", "False", "None")):
+        return text
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value
 
 
 def _types(schema: Any) -> Iterable[str]:

@@ -34,7 +34,7 @@ NOTATIONS: Mapping[str, Notation] = {
         section_open="<seed:tool_call>",
         section_end="</seed:tool_call>",
     ),
-    "minicpm": TagNotation('<function name="', '">', '<param name="', '">', "</param>", "</function>"),
+    "minicpm": TagNotation('<function name="', '">', '<param name="', '">', "</param>", "</function>", cdata=True),
     "glm": TagNotation(
         "<tool_call>", "\n", "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", value="<arg_value>"
     ),

@@ -21,6 +21,10 @@ class Thinking(NamedTuple):
     silent: tuple[str, ...] = ()
     anywhere: bool = False
 
+    def opened_by(self, opening: str) -> bool:
+        """Whether an answer that goes on from this text begins inside reasoning."""
+        return opening.rfind(self.open.rstrip()) > opening.rfind(self.close)
+
 
 class StreamParser:
     """A `ReplyParser`. Holds back what may still become a marker, blanks that a call may follow, and no more.

@@ -80,7 +80,9 @@ def _reads(renderer: Renderer, notation: Notation, thinking: Thinking | None) ->
         exact = bool(asked) and whole.startswith(asked)
         if exact:
             answer = whole[len(asked) :]
-        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=False, one_call=False)
+        opening = asked[asked.rfind(_USER.content) :] if exact else ""
+        inside = thinking is not None and thinking.opened_by(opening)
+        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=inside, one_call=False)
         parts = [*parser.feed(answer.partition(_RESULT)[0]), *parser.finish()]
         made = [(call.name, call.value()) for call in Reply.of(parts).calls]
         ends = [at for at, part in enumerate(parts) if isinstance(part, CallEnd)]

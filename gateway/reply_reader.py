@@ -32,9 +32,7 @@ class ReplyReaders:
         formats = self.formats(conversation)
         notation = NOTATIONS.get(formats.calls) if calls and conversation.tools else None
         thinking = THINKINGS.get(formats.reasoning)
-        inside = thinking is not None and prompt.opening.rfind(thinking.open.rstrip()) > prompt.opening.rfind(
-            thinking.close
-        )
+        inside = thinking is not None and thinking.opened_by(prompt.opening)
 
         def parser() -> ReplyParser:
             return StreamParser(thinking, notation, Calls(conversation.tools), inside=inside, one_call=one_call)

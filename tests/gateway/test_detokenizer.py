@@ -42,6 +42,13 @@ def test_special_tokens_write_nothing_and_others_that_were_added_do():
     assert TOKENS.text(10**6) == b""
 
 
+def test_special_tokens_that_are_markers_are_written_out():
+    end, start = (tiny_tokenizer().token_to_id(token) for token in ("<|im_end|>", "<|im_start|>"))
+    assert TOKENS.special_in(["to <|im_end|> x"]) == {end}
+    detokenizer = Detokenizer(TOKENS, TOKENS.special_in(["to <|im_end|> x"]))
+    assert [detokenizer.feed(token_id) for token_id in (start, end)] == ["", "<|im_end|>"]
+
+
 def test_sentencepiece_tokens_become_bytes():
     tokenizer = Tokenizer(models.BPE({"▁hi": 0, "<0xF0>": 1, "<0x9F>": 2, "<0x98>": 3, "<0x80>": 4}, []))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
