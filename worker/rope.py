@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.cpu_kernels import rotary_factors
 from worker.model_shape import Rope
+
+_PAGE = 256  # positions filled at once
 
 
 def inverse_frequencies(rope: Rope) -> Tensor:
@@ -39,22 +42,33 @@ class Rotary:
     """Factors of positions, float32 [positions, head_dim] each: a position's bits do not depend on those beside it.
 
     `cos` multiplies a vector, `sin` the vector with its halves exchanged: its first half carries the minus sign.
-    Made anew for each pass: a table of all positions takes half a gigabyte for heads of 512 and 131k positions.
+    A table of all positions takes half a gigabyte for heads of 512 and 131k positions. So on a CPU it is filled as far
+    as positions are asked for, in pages that the system gives on first use; elsewhere factors are made for each pass.
     """
 
-    def __init__(self, rope: Rope, device: torch.device) -> None:
+    def __init__(self, rope: Rope, max_positions: int, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope).to(device)
+        self._filled = 0
+        size = (max_positions if device.type == "cpu" else 0, rope.head_dim)
+        self._cos, self._sin = (torch.from_numpy(np.zeros(size, np.float32)) for _ in range(2))
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [rows, head_dim], of int64 positions [rows]."""
+        """(cos, sin), each [rows, head_dim], of int64 positions [rows]. Padding may lie past the last position."""
         if positions.device.type == "cpu":
-            cos = torch.empty(len(positions), 2 * len(self._frequencies))
-            sin = torch.empty_like(cos)
-            rotary_factors(positions.numpy(), self._frequencies.numpy(), cos.numpy(), sin.numpy())
-            return cos, sin
+            within = positions.clamp(max=len(self._cos) - 1)
+            self._fill(int(within.max()) + 1)
+            return self._cos[within], self._sin[within]
         angles = torch.outer(positions.float(), self._frequencies)
         turned = angles.sin()
         return angles.cos().repeat(1, 2), torch.cat((-turned, turned), dim=-1)
+
+    def _fill(self, end: int) -> None:
+        """Have the factors of positions [0, end)."""
+        if end > self._filled:
+            span = slice(self._filled, min(-(-end // _PAGE) * _PAGE, len(self._cos)))
+            positions = np.arange(span.start, span.stop)
+            rotary_factors(positions, self._frequencies.numpy(), self._cos[span].numpy(), self._sin[span].numpy())
+            self._filled = span.stop
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

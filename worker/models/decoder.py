@@ -42,7 +42,7 @@ class Decoder(ABC, Generic[LayerT]):
         self.max_positions = max_positions
         self.weight_bytes = 0
         ropes = dict.fromkeys(layer.rope for layer in config.layers if isinstance(layer, AttentionLayer))
-        self.rotaries: Mapping[Rope, Rotary] = {rope: Rotary(rope, device) for rope in ropes}
+        self.rotaries: Mapping[Rope, Rotary] = {rope: Rotary(rope, max_positions, device) for rope in ropes}
         self.layers: list[LayerT] = []
         self._load(weights)
 
