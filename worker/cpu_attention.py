@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from worker.attention_kernels import EVERYTHING, attend_prefill
-from worker.cpu_kernels import Floats, Ints, attend_rows, store_rows
+from worker.cpu_kernels import Floats, Ints, store_rows
 from worker.cpu_threads import in_parts
+from worker.decode_kernels import attend_rows
 from worker.heads import HeadNorms
 from worker.kv_cache import BLOCK_TOKENS
 from worker.layer_plan import LayerPlan

@@ -34,66 +34,6 @@ def rms_norm_rows(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 
 @_kernel
-def attend_rows(
-    queries: Floats,
-    keys: PoolRows,
-    values: PoolRows,
-    tables: Ints,
-    lengths: Ints,
-    block_tokens: int,
-    window: int,
-    start: int,
-    step: int,
-    out: Floats,
-) -> None:
-    """Decode attention of one layer, over every `step`-th pair of a row and a key-value head from `start` on.
-
-    queries [heads, rows, dim] and keys and values as `store_rows` leaves them; tables [lengths, blocks]; lengths: the
-    position of each new token; window: how many tokens a row sees, itself the last of them; out [rows, heads, dim],
-    of which the rows past the lengths are left alone.
-    """
-    kv_heads, _, dim = keys.shape
-    group = len(queries) // kv_heads
-    scale = np.float32(1.0 / math.sqrt(dim))
-    query = np.empty((group, dim), np.float32)
-    scores = np.empty((group, lengths.max() + 1), np.float32)
-    for task in range(start, len(lengths) * kv_heads, step):
-        row, kv_head = task // kv_heads, task % kv_heads
-        length = lengths[row]
-        first = kv_head * group
-        for member in range(group):
-            for i in range(dim):
-                query[member, i] = queries[first + member, row, i] * scale
-        mixed = out[row, first : first + group]
-        attend_head(
-            query, keys[kv_head], values[kv_head], tables[row], length, block_tokens, window, scores, mixed
-        )
-
-
-@_kernel
-def attend_head(
-    query: Floats,
-    keys: PoolRows,
-    values: PoolRows,
-    table: Ints,
-    length: int,
-    block_tokens: int,
-    window: int,
-    scores: Floats,
-    out: Floats,
-) -> None:
-    """One row's attention in one key-value head: `query` [group, dim], scaled, to out [group, dim].
-
-    keys, values [pool tokens, dim]; scores [group, length + 1 or more] is room to work in.
-    """
-    first = max(length + 1 - window, 0)
-    _score(query, keys, table, first, length, block_tokens, scores)
-    for member in range(len(query)):
-        _softmax(scores[member], length + 1 - first)
-    _mix(scores, values, table, first, length, block_tokens, out)
-
-
-@_kernel
 def store_rows(
     qkv: Floats,
     cos: Floats,
@@ -143,25 +83,6 @@ def rotary_factors(positions: Ints, frequencies: Floats, cos: Floats, sin: Float
             sin[row, pairs + i] = along
 
 
-def _floats(row: Any, widened: Any) -> Any:
-    """A row of the pool in float32: itself, or in `widened` where the pool holds bfloat16."""
-    raise NotImplementedError("for compiled code only")
-
-
-@overload(_floats)
-def _floats_of(row: Any, widened: Any) -> Any:
-    def same(row: Any, widened: Any) -> Any:
-        return row
-
-    def widen(row: Any, widened: Any) -> Any:
-        bits = widened.view(np.uint32)
-        for i in range(len(row)):
-            bits[i] = np.uint32(row[i]) << np.uint32(16)
-        return widened
-
-    return widen if row.dtype is types.uint16 else same
-
-
 def put_row(x: Any, row: Any) -> None:
     """Write float32 `x` to a row of the pool, rounded to nearest even where that holds bfloat16."""
     raise NotImplementedError("for compiled code only")
@@ -204,76 +125,3 @@ def turn_head(x: Floats, cos: Floats, sin: Floats, weight: Floats, eps: np.float
     for i in range(half):
         out[i] = x[i] * cos[i] + x[half + i] * sin[i]
         out[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i]
-
-
-@_kernel
-def _score(
-    query: Floats, keys: PoolRows, table: Ints, first: int, length: int, block_tokens: int, scores: Floats
-) -> None:
-    """scores[member, t - first] = query[member] . key of token t, for t from `first` up to and with `length`."""
-    group, dim = query.shape
-    widened = np.empty(dim, np.float32)
-    for block in range(first // block_tokens, length // block_tokens + 1):
-        start = block * block_tokens
-        base = table[block] * block_tokens
-        for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            key = _floats(keys[base + t], widened)
-            for member in range(group):
-                total = np.float32(0)
-                for i in range(dim):
-                    total += query[member, i] * key[i]
-                scores[member, start + t - first] = total
-
-
-@_kernel
-def _softmax(scores: Floats, count: int) -> None:
-    most = scores[0]
-    for t in range(1, count):
-        most = max(most, scores[t])
-    total = np.float32(0)
-    for t in range(count):
-        scores[t] = _exp(scores[t] - most)
-    for t in range(count):
-        total += scores[t]
-    factor = np.float32(1) / total
-    for t in range(count):
-        scores[t] *= factor
-
-
-@_inlined
-def _exp(x: np.float32) -> np.float32:
-    """e ** x for x <= 0 within 2 units in the last place, in a form that vectorises.
-
-    Split into 2 ** n times e ** r with |r| <= ln(2) / 2, and a Taylor polynomial of degree 7 for the latter.
-    """
-    clamped = max(x, np.float32(-87.0))
-    n = np.floor(clamped * np.float32(1.44269504) + np.float32(0.5))
-    r = clamped - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.0 / 5040.0)
-    p = p * r + np.float32(1.0 / 720.0)
-    p = p * r + np.float32(1.0 / 120.0)
-    p = p * r + np.float32(1.0 / 24.0)
-    p = p * r + np.float32(1.0 / 6.0)
-    p = p * r + np.float32(0.5)
-    p = p * r + np.float32(1.0)
-    p = p * r + np.float32(1.0)
-    return np.float32(p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32))
-
-
-@_kernel
-def _mix(
-    weights: Floats, values: PoolRows, table: Ints, first: int, length: int, block_tokens: int, out: Floats
-) -> None:
-    """out[member] = sum over t of weights[member, t - first] * value of token t."""
-    group, dim = out.shape
-    widened = np.empty(dim, np.float32)
-    out[:] = np.float32(0)
-    for block in range(first // block_tokens, length // block_tokens + 1):
-        start = block * block_tokens
-        base = table[block] * block_tokens
-        for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            value = _floats(values[base + t], widened)
-            for member in range(group):
-                weight = weights[member, start + t - first]
-                for i in range(dim):
-                    out[member, i] += weight * value[i]

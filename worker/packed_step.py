@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention_kernels import EVERYTHING
-from worker.cpu_kernels import Floats, Ints, PoolRows, attend_head, norm_row, put_row, turn_head
+from worker.cpu_kernels import Floats, Ints, PoolRows, norm_row, put_row, turn_head
 from worker.cpu_threads import in_parts
+from worker.decode_kernels import attend_head
 from worker.int4 import Int4Linear, Tiles
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.meeting import meet

@@ -132,6 +132,24 @@ class _Vectors:
         wide = self.b.zext(self.load(address, ir.VectorType(_i16, _WIDTH)), _ints)
         return self.b.bitcast(self.b.shl(wide, ir.Constant(_ints, [16] * _WIDTH)), _floats)
 
+    def added_up(self, rows: list[ir.Value]) -> ir.Value:
+        """The sum of the lanes of each of 16 vectors, in the lane of its number."""
+        width = _WIDTH // 2
+        while width:
+            # Halve the vectors: each new one holds the half sums of two, in runs of `width` lanes.
+            lanes = range(_WIDTH)
+            first = [lane // width * 2 * width + lane % width for lane in lanes]
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [
+                self.b.fadd(
+                    self.b.shuffle_vector(x, y, ir.Constant(_ints, first)),
+                    self.b.shuffle_vector(x, y, ir.Constant(_ints, [lane + width for lane in first])),
+                )
+                for x, y in pairs
+            ]
+            width //= 2
+        return rows[0]
+
     def loop(self, count: ir.Value, start: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], Any]) -> Any:
         """Run `body(i, carried)` for i < count, at least once; returns what the last round carried on."""
         before = self.b.block
@@ -262,6 +280,69 @@ def _weigh_vector(
     ops.store(sums, total)
 
 
+def _score_row(_: Any, query: Any, keys: Any, dim: Any, out: Any) -> Any:
+    """Dot products of one query [dim] with 16 keys [16, dim], all bfloat16, to out [16]; dim: a multiple of 32."""
+
+    def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+        query, keys, dim, out = args
+        ops = _Vectors(b)
+        row_bytes = b.mul(dim, _i64(2))
+
+        def part(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            offset = b.mul(i, _i64(_VECTOR_BYTES))
+            of_query, at, done = ops.load(b.add(query, offset), _ints), b.add(keys, offset), []
+            for total in sums:
+                done.append(ops.dot(total, ops.load(at, _ints), of_query))
+                at = b.add(at, row_bytes)
+            return done
+
+        sums = ops.loop(b.sdiv(dim, _i64(2 * _WIDTH)), [all_lanes(0.0)] * _WIDTH, part)
+        ops.store(ops.added_up(sums), out)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 4), generate
+
+
+def _mix_rows(members: int) -> Any:
+    """The intrinsic out[member, d] += sum over keys of weights[member, key] * values[key, d], for 32 dimensions.
+
+    weights: bfloat16, `weight_bytes` from member to member; values: bfloat16, `value_bytes` from key to key; keys:
+    how many, even; out: float32 [members, 32]. A member takes the same steps whatever `members` is.
+    """
+
+    @intrinsic
+    def mix(_: Any, weights: Any, weight_bytes: Any, values: Any, value_bytes: Any, keys: Any, out: Any) -> Any:
+        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+            weights, weight_bytes, values, value_bytes, keys, out = args
+            ops = _Vectors(b)
+            outs = [ops.at(out, place * _VECTOR_BYTES) for place in range(members * 2)]
+            words = ir.VectorType(_i16, 2 * _WIDTH)
+
+            def two(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                first = b.add(values, b.mul(i, b.mul(value_bytes, _i64(2))))
+                low, high = ops.load(first, words), ops.load(b.add(first, value_bytes), words)
+                halves = []
+                for start in (0, _WIDTH):
+                    order = [place for d in range(start, start + _WIDTH) for place in (d, d + 2 * _WIDTH)]
+                    mask = ir.Constant(ir.VectorType(_i32, 2 * _WIDTH), order)
+                    halves.append(b.bitcast(b.shuffle_vector(low, high, mask), _ints))
+                done = []
+                for member in range(members):
+                    at = b.add(b.add(weights, b.mul(weight_bytes, _i64(member))), b.mul(i, _i64(4)))
+                    weight = ops.spread(ops.load(at, _i32))
+                    done += [ops.dot(sums[member * 2 + half], halves[half], weight) for half in range(2)]
+                return done
+
+            sums = ops.loop(b.sdiv(keys, _i64(2)), [ops.load(at) for at in outs], two)
+            for total, at in zip(sums, outs, strict=True):
+                ops.store(total, at)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 6), generate
+
+    return mix
+
+
 def _packed(rows: int) -> Any:
     """The intrinsic for TILE outputs of a matrix in 4 bits and `rows` rows: out[row, output] = sum of x * weight.
 
@@ -309,6 +390,8 @@ def _packed(rows: int) -> Any:
 
 
 weigh: Any = intrinsic(_weigh)
+score_row: Any = intrinsic(_score_row)
+mix_1, mix_2, mix_3, mix_4 = (_mix_rows(members) for members in (1, 2, 3, 4))
 score_floats, score_pairs = _product(pairs=False, onto=False), _product(pairs=True, onto=False)
 mix_floats, mix_pairs = _product(pairs=False, onto=True), _product(pairs=True, onto=True)
 packed_1, packed_2, packed_4 = (_packed(rows) for rows in (1, 2, 4))

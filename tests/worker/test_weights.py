@@ -111,11 +111,11 @@ def test_only_a_file_of_q4_1_matrices_is_held_packed_unasked(tmp_path: Path, kin
 
     def encode(name: str, tensor: Tensor) -> tuple[Any, GGMLQuantizationType | None]:
         values = tensor.float().numpy()
-        if name.startswith("blk.") and tensor.dim() == 2:
+        if name.startswith("model.layers.") and tensor.dim() == 2:
             return gguf.quantize(values, quantised), quantised
         return values, None
 
-    model = make_tiny("llama", hidden_size=64, intermediate_size=96)
+    model = make_tiny("llama", hidden_size=96, intermediate_size=160, head_dim=32)
     write_gguf(tmp_path / "model.gguf", model, encode=encode)
     assert stored_in_four_bits(tmp_path / "model.gguf") is kept
     write_gguf(tmp_path / "plain.gguf", model)
