@@ -60,8 +60,8 @@ def test_logits_that_are_not_finite_fail_the_request_they_belong_to(bad):
     spoilt = rig.generate(one(2, 3), max_tokens=6)
     decode = rig.runner.decode
 
-    def spoil(token_ids, tables, lengths):
-        rows, chosen = decode(token_ids, tables, lengths), rig.runner.decoded[-1]
+    def spoil(token_ids, tables, lengths, entries):
+        rows, chosen = decode(token_ids, tables, lengths, entries), rig.runner.decoded[-1]
         if (spoilt, 0) in chosen:
             rows[chosen.index((spoilt, 0))] = bad
         return rows
