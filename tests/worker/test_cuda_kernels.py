@@ -54,9 +54,8 @@ def places(positions: list[int], tables: list[list[int]]) -> Places:
     at = torch.tensor(positions, dtype=torch.int32)
     angles = at.clamp(min=0)[:, None] * torch.linspace(1.0, 0.01, DIM // 2)
     cos, sin = angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)
-    return Places(
-        at.to(DEVICE), torch.tensor(tables, dtype=torch.int32, device=DEVICE), cos.to(DEVICE), sin.to(DEVICE)
-    )
+    blocks, span = torch.tensor(tables, dtype=torch.int32), torch.tensor([positions[0], len(positions)])
+    return Places(at.to(DEVICE), blocks.to(DEVICE), cos.to(DEVICE), sin.to(DEVICE), span.int().to(DEVICE))
 
 
 def sequence(start: int, rows: int, blocks: list[int]) -> Places:
@@ -107,10 +106,10 @@ def test_prefill_attention(start: int, rows: int):
     where, keys = sequence(start, rows, [*blocks, *[0] * 6]), pool(13)
     keys[:, :, blocks[(start + rows) // BLOCK], (start + rows) % BLOCK :] = float("nan")
     q = noise(rows + 3, HEADS * DIM, seed=7)
-    expected = TorchOps().attend_prefill(q[:rows], where, keys, start)
+    expected = TorchOps().attend_prefill(q, where, keys, start + rows)[:rows]
     # Few processors: one program walks all splits. Many: each split has one.
-    walked = ops(processors=1).attend_prefill(q, where, keys, start)[:rows]
-    apart = ops(processors=1000).attend_prefill(q, where, keys, start)[:rows]
+    walked = ops(processors=1).attend_prefill(q, where, keys, start + rows)[:rows]
+    apart = ops(processors=1000).attend_prefill(q, where, keys, start + rows)[:rows]
     assert close(walked, expected)
     assert torch.equal(walked, apart)
 
@@ -118,11 +117,22 @@ def test_prefill_attention(start: int, rows: int):
 def test_a_row_of_prefill_has_the_same_bits_in_every_pass():
     where, keys = [5, 3, 9, 1, 7, 2, 11, 4, 8, 6, *[0] * 6], pool(13)
     q = noise(300, HEADS * DIM, seed=7)
-    whole = ops().attend_prefill(q, sequence(0, 300, where), keys, 0)
+    whole = ops().attend_prefill(q, sequence(0, 300, where), keys, 300)
     for start, rows, processors in [(0, 33, 1), (33, 200, 1), (33, 200, 999), (250, 50, 999), (299, 1, 999)]:
         run = ops(processors=processors)
-        part = run.attend_prefill(q[start : start + rows], sequence(start, rows, where), keys, start)
+        some = q[start : start + rows]
+        part = run.attend_prefill(some, sequence(start, rows, where), keys, start + rows)
         assert torch.equal(part, whole[start : start + rows]), (start, rows)
+        # The same rows with padding among their positions, in a pass for longer sequences.
+        padded = sequence(start, rows, where)
+        more = torch.cat([padded.positions, torch.full((9,), -1, dtype=torch.int32, device=DEVICE)])
+        wide = run.attend_prefill(
+            torch.cat([some, noise(9, HEADS * DIM)]),
+            Places(more, padded.tables, padded.cos, padded.sin, padded.span),
+            keys,
+            512,
+        )
+        assert torch.equal(wide[:rows], part), (start, rows)
 
 
 def test_decode_attention():

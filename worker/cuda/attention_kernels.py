@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 
 @triton.jit
@@ -65,18 +66,20 @@ def _walk(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["rows", "start", "each"])
+@triton.jit(do_not_specialize=["capacity", "each"])
 def prefill_kernel(
-    q_ptr, keys_ptr, values_ptr, table, out_ptr, part_ptr, sums_ptr, rows, start, each, head_stride, scale,
+    q_ptr, keys_ptr, values_ptr, table, span_ptr, out_ptr, part_ptr, sums_ptr, capacity, each, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention of `rows` tokens from `start` on; program (tile, KV head, run of `each` splits).
+    """Causal attention of tokens of one sequence; program (tile, KV head, run of `each` splits).
 
-    The heads of a group share a tile. Where one program walks all splits it writes `out`, and may use `part` [rows,
-    heads, dim]; else, `each` being 1, the parts [splits, rows, heads, dim] and their sums [splits, 2, rows, heads] go
-    to `merge_kernel`.
+    `span` holds where they start and how many they are, at most `capacity`. The heads of a group share a tile. Where
+    one program walks all splits it writes `out`, and may use `part` [capacity, heads, dim]; else, `each` being 1, the
+    parts [splits, capacity, heads, dim] and their sums [splits, 2, capacity, heads] go to `merge_kernel`.
     """
+    start = tl.load(span_ptr)
+    rows = tl.load(span_ptr + 1)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     head = tl.program_id(1)
     index = tile * ROWS + tl.arange(0, ROWS)
@@ -90,7 +93,7 @@ def prefill_kernel(
     stop = start + last_token + 1
     first = tl.program_id(2) * each
     last = tl.minimum(first + each, (stop + SPLIT - 1) // SPLIT)
-    if first >= last:
+    if (first >= last) | (first_token >= rows):
         return
     dims = tl.arange(0, DIM)
     at = (token * HEADS + of_head)[:, None] * DIM + dims[None, :]
@@ -129,20 +132,23 @@ def prefill_kernel(
             out = _mean(acc, all_total, ROWS, DIM)
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=real[:, None])
         else:
-            step = tl.cast(split, tl.int64) * rows * HEADS
+            step = tl.cast(split, tl.int64) * capacity * HEADS
             tl.store(part_ptr + step * DIM + at, acc, mask=real[:, None])
             sums = sums_ptr + 2 * step + token * HEADS + of_head
             tl.store(sums, all_top, mask=real)
-            tl.store(sums + rows * HEADS, all_total, mask=real)
+            tl.store(sums + capacity * HEADS, all_total, mask=real)
 
 
-@triton.jit(do_not_specialize=["rows", "start"])
+@triton.jit(do_not_specialize=["capacity"])
 def merge_kernel(
-    part_ptr, sums_ptr, out_ptr, rows, start,
+    part_ptr, sums_ptr, span_ptr, out_ptr, capacity,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """What `prefill_kernel` does with its splits, from their parts; program (token, `ROWS` heads)."""
+    start = tl.load(span_ptr)
     token = tl.program_id(0)
+    if token >= tl.load(span_ptr + 1):
+        return
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = head < HEADS
     dims = tl.arange(0, DIM)
@@ -151,10 +157,10 @@ def merge_kernel(
     all_total = tl.zeros((ROWS,), tl.float32)
     all_acc = tl.zeros((ROWS, DIM), tl.float32)
     for split in range(0, (start + token) // SPLIT + 1):
-        step = tl.cast(split, tl.int64) * rows * HEADS
+        step = tl.cast(split, tl.int64) * capacity * HEADS
         sums = sums_ptr + 2 * step + token * HEADS + head
         top = tl.load(sums, mask=real, other=float("-inf"))
-        total = tl.load(sums + rows * HEADS, mask=real, other=0.0)
+        total = tl.load(sums + capacity * HEADS, mask=real, other=0.0)
         acc = tl.load(part_ptr + step * DIM + at, mask=real[:, None], other=0.0)
         all_top, all_total, all_acc = _merged(all_top, all_total, all_acc, top, total, acc, ROWS, DIM)
     out = _mean(all_acc, all_total, ROWS, DIM)
@@ -165,12 +171,16 @@ def merge_kernel(
 def decode_kernel(
     q_ptr, keys_ptr, values_ptr, tables, positions, part_ptr, sums_ptr, table_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token a sequence; program (sequence, KV head, split). A sequence at position -1 is padding.
 
     Parts [sequences, splits, heads, dim] and their sums [sequences, splits, 2, heads], for `decode_merge_kernel`.
+    `EARLY`: it may start while the kernel before it still runs, and waits for it first.
     """
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -204,9 +214,12 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["splits"])
 def decode_merge_kernel(
     part_ptr, sums_ptr, positions, out_ptr, splits,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, STEP: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The output of one head of one sequence from its parts, `STEP` at a time; program (sequence, head)."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(0)
     head = tl.program_id(1)
     used = (tl.load(positions + row) + SPLIT) // SPLIT  # none where the position is -1

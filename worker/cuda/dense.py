@@ -87,8 +87,8 @@ class DenseModel(Decoder[DenseLayer]):
         parts = [weights[name].to(device=self.device, dtype=self.dtype) for name in names]
         return self.keep(parts[0] if len(parts) == 1 else torch.cat(parts), self.dtype)
 
-    def prefill(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], start: int) -> Tensor:
-        """Final hidden rows of one sequence's tokens from `start` on; ids past `places` are padding."""
+    def prefill(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int) -> Tensor:
+        """Final hidden rows of one sequence's tokens, none past `longest`; ids past `places` are padding."""
         eps = self.config.rms_norm_eps
         x = self.embedding[token_ids]
         rows = ops.norm(x, self.layers[0].input_norm, eps)
@@ -96,7 +96,7 @@ class DenseModel(Decoder[DenseLayer]):
         for layer, pool, norm in zip(self.layers, pools, following, strict=True):
             qkv = ops.product(rows, layer.qkv)
             q = ops.turn_and_store(qkv, layer.bias, layer.head_norms, places, pool)
-            mixed = ops.attend_prefill(q, places, pool, start)
+            mixed = ops.attend_prefill(q, places, pool, longest)
             rows = ops.add_norm(x, ops.product(mixed, layer.out), layer.post_norm, eps)
             inner = ops.gate(ops.product(rows, layer.gate_up))
             rows = ops.add_norm(x, ops.product(inner, layer.down), norm, eps)

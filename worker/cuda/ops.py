@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.cuda.tiles import DECODE_SPLIT
 from worker.heads import HeadNorms
 
 
@@ -22,15 +21,17 @@ from worker.heads import HeadNorms
 class Places:
     """Where the rows of a pass stand.
 
-    `positions` int32 [rows], -1 for a padding row of decode. `tables` int32 [rows, blocks], or [1, blocks] where all
+    `positions` int32 [rows], -1 for padding. `tables` int32 [rows, blocks], or [1, blocks] where all
     rows are of one sequence; it is padded to whole tiles of keys. `cos` and `sin` float32 [rows, head_dim]. Rows of
-    queries and projections past these are padding, whose results may be anything.
+    queries and projections past these are padding, whose results may be anything. `span` int32 [2], for prefill
+    alone: the first position and how many rows are no padding, which come first.
     """
 
     positions: Tensor
     tables: Tensor
     cos: Tensor
     sin: Tensor
+    span: Tensor
 
 
 class Ops(Protocol):
@@ -50,8 +51,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Bias, norm and turn the heads of rows [q | k | v]; keys and values go to the pool. The queries' rows."""
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
-        """Causal attention of rows of one sequence, the first at `start`, keys stored already. Rows like q."""
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+        """Causal attention of rows of one sequence, keys stored already, none past `longest` tokens. Rows like q."""
 
     def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
         """Attention of one row a sequence, none longer than `longest` tokens. Rows like q; padding gives zeros."""
@@ -104,9 +105,10 @@ class TorchOps:
         out[: len(rows)] = q.flatten(1)
         return out
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
         out = torch.zeros_like(q)
-        for row in range(len(places.positions)):
+        start, rows = places.span.tolist()
+        for row in range(rows):
             out[row] = self._attend(q[row], places.tables[0], pool, start + row)
         return out
 
@@ -144,6 +146,6 @@ def _turned(x: Tensor, places: Places) -> Tensor:
     return x * places.cos.unsqueeze(1) + exchanged * places.sin.unsqueeze(1)
 
 
-def decode_splits(longest: int, split: int = DECODE_SPLIT) -> int:
-    """Splits that decode attention has over `longest` tokens."""
+def split_count(longest: int, split: int) -> int:
+    """Splits of attention over `longest` tokens."""
     return max(-(-longest // split), 1)

@@ -1,17 +1,24 @@
 """What is done to each row by itself, in Triton: norms, rotary positions and the store of keys and values, gates.
 
-Every program does one row, or a piece of one, in one shape: bits do not depend on how many rows there are.
+Every program does one row, or a piece of one, in one shape: bits do not depend on how many rows there are. `EARLY`:
+a kernel may start while the one before it still runs, and waits for it before it reads or writes anything.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 
 @triton.jit
-def norm_kernel(x_ptr, y_ptr, weight_ptr, out_ptr, size, eps, HAS_Y: tl.constexpr, SIZE: tl.constexpr):
+def norm_kernel(
+    x_ptr, y_ptr, weight_ptr, out_ptr, size, eps, HAS_Y: tl.constexpr, SIZE: tl.constexpr, EARLY: tl.constexpr
+):
     """`out = rms_norm(x) * weight`, after `x += y` in place where there is a y."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * size
     columns = tl.arange(0, SIZE)
     inside = columns < size
@@ -43,12 +50,15 @@ def turn_and_store_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions, tables, q_ptr, keys_ptr, values_ptr,
     table_stride, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Bias, norm and turn the heads of a row [q | k | v]; queries to `q`, keys and values to their place in the pool.
 
     Program (row, `PARTS` heads). A row at position -1 is padding.
     """
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(0)
     position = tl.load(positions + row)
     if position < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.cuda.dense import DenseModel
-from worker.cuda.graphs import DecodeGraphs
+from worker.cuda.graphs import DecodeGraphs, PrefillGraphs
 from worker.cuda.ops import Ops, Places
-from worker.cuda.tiles import DECODE_BATCHES
+from worker.cuda.tiles import DECODE_BATCHES, GRAPH_PREFILL_ROWS, SHARED_PREFILL_ROWS
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.row_check import RowCounts
 from worker.sequences import Saved
 from worker.steps import StateUse
+
+log = logging.getLogger(__name__)
 
 _TABLE_MULTIPLE = 8  # blocks: tables are read in whole tiles of keys, the longest of which has 256
 
@@ -24,8 +28,11 @@ _TABLE_MULTIPLE = 8  # blocks: tables are read in whole tiles of keys, the longe
 class CudaRunner:
     """A model, its KV memory, the operations it runs on and the row counts that prefill's products may have.
 
-    Decode runs as captured graphs on a CUDA device, and step by step elsewhere.
+    On a CUDA device decode steps and short prefill passes are captured graphs; elsewhere nothing is.
     """
+
+    shared_prefill_rows = SHARED_PREFILL_ROWS
+    """Rows of a prefill pass while others decode."""
 
     def __init__(self, model: DenseModel, cache: KVCache, ops: Ops, prefill_rows: tuple[int, ...]) -> None:
         self.model = model
@@ -36,9 +43,11 @@ class CudaRunner:
         (memory,) = cache.memories  # all layers are alike
         self._pools = list(memory.unbind(0))
         self._width = _padded(-(-model.max_positions // BLOCK_TOKENS))
-        self._graphs: DecodeGraphs | None = None
+        self._decode_graphs: DecodeGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
+        self._captured = [count for count in prefill_rows if count <= GRAPH_PREFILL_ROWS]
         if model.device.type == "cuda":
-            self._graphs = DecodeGraphs(self._step, DECODE_BATCHES, model.max_positions, self._width, model.device)
+            self._capture(model.max_positions)
 
     @property
     def max_prefill_rows(self) -> int:
@@ -54,20 +63,22 @@ class CudaRunner:
     ) -> Tensor:
         """Compute `token_ids` at [start, start + len) of one sequence into its `blocks`.
 
-        Returns the final hidden rows [count, hidden]; rows past the tokens are padding. The caller owns every block
-        that covers the span alone. `use` is for models that recur: these do not.
+        Returns the final hidden rows [count, hidden], valid until the next pass; rows past the tokens are padding.
+        The caller owns every block that covers the span alone. `use` is for models that recur: these do not.
         """
         rows = len(token_ids)
         count = min(count for count in self.row_counts.prefill if count >= rows)
         table = blocks[: -(-(start + rows) // BLOCK_TOKENS)]
-        packed = np.zeros(count + _padded(len(table)), dtype=np.int32)
+        if self._prefill_graphs is not None and count in self._captured:
+            return self._prefill_graphs.run(count, token_ids, table, start)
+        packed = np.zeros(count + 4 + _padded(len(table)), dtype=np.int32)
         packed[:rows] = token_ids
-        packed[count : count + len(table)] = table
-        packed_ids = self._to_device(packed)
-        ids, tables = packed_ids[:count], packed_ids[count:]
+        packed[count : count + 2] = start, rows
+        packed[count + 4 : count + 4 + len(table)] = table
+        there = self._to_device(packed)
         positions = torch.arange(start, start + rows, dtype=torch.int32, device=self.model.device)
-        places = Places(positions, tables.unsqueeze(0), *self.model.rotary.rows(positions.long()))
-        return self.model.prefill(ids, self._ops, places, self._pools, start)
+        tables, span = there[count + 4 :].unsqueeze(0), there[count : count + 2]
+        return self._prefill(there[:count], positions, tables, span, start + rows)
 
     @torch.inference_mode()
     def head_row(self, hidden_row: Tensor) -> Tensor:
@@ -82,17 +93,17 @@ class CudaRunner:
 
         They are valid until the next step. `entries` are for models that recur: these do not.
         """
-        if self._graphs is not None:
-            return self._graphs.run(token_ids, tables, lengths)
+        if self._decode_graphs is not None:
+            return self._decode_graphs.run(token_ids, tables, lengths)
         table = np.zeros((len(tables), self._width), dtype=np.int32)
         for row, blocks in enumerate(tables):
             table[row, : len(blocks)] = blocks
         ids, positions = self._to_device(np.array([token_ids, lengths], dtype=np.int32))
-        return self._step(ids, positions, self._to_device(table), max(lengths) + 1)
+        return self._decode(ids, positions, self._to_device(table), max(lengths) + 1)
 
     def largest(self, logits: Tensor) -> tuple[list[int], list[float]]:
         """The best token of each row of logits and its logit; known already for those of the last decode step."""
-        known = None if self._graphs is None else self._graphs.largest(logits)
+        known = None if self._decode_graphs is None else self._decode_graphs.largest(logits)
         if known is not None:
             return known
         most, best = logits.max(dim=-1)
@@ -106,9 +117,24 @@ class CudaRunner:
         """Put what `save` returned back, into (other) blocks."""
         self.cache.load(blocks, saved.blocks)
 
-    def _step(self, token_ids: Tensor, positions: Tensor, tables: Tensor, longest: int) -> Tensor:
-        factors = self.model.rotary.rows(positions.long())
-        return self.model.decode(token_ids, self._ops, Places(positions, tables, *factors), self._pools, longest)
+    def _capture(self, max_tokens: int) -> None:
+        started, device, pool = time.monotonic(), self.model.device, torch.cuda.graph_pool_handle()
+        self._decode_graphs = DecodeGraphs(self._decode, DECODE_BATCHES, max_tokens, self._width, device, pool)
+        graphs = len(self._decode_graphs)
+        if self._captured:
+            self._prefill_graphs = PrefillGraphs(
+                self._prefill, self._captured, max_tokens, self._width, device, pool
+            )
+            graphs += len(self._prefill_graphs)
+        log.info("captured %d graphs in %.1f s", graphs, time.monotonic() - started)
+
+    def _prefill(self, token_ids: Tensor, positions: Tensor, tables: Tensor, span: Tensor, longest: int) -> Tensor:
+        places = Places(positions, tables, *self.model.rotary.rows(positions.long()), span)
+        return self.model.prefill(token_ids, self._ops, places, self._pools, longest)
+
+    def _decode(self, token_ids: Tensor, positions: Tensor, tables: Tensor, longest: int) -> Tensor:
+        places = Places(positions, tables, *self.model.rotary.rows(positions.long()), positions)
+        return self.model.decode(token_ids, self._ops, places, self._pools, longest)
 
     def _to_device(self, array: NDArray[np.int32]) -> Tensor:
         tensor = torch.from_numpy(array)

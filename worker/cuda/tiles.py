@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 PREFILL_SPLIT = 4096  # keys of one split of prefill attention, from absolute multiples
-DECODE_SPLIT = 512  # keys of one split of decode attention
+DECODE_SPLIT = 256  # keys of one split of decode attention
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # rows that decode runs at
+GRAPH_PREFILL_ROWS = 512  # passes up to here are captured: the host takes 10 ms to start one launch by launch
+SHARED_PREFILL_ROWS = 512  # rows of a prefill pass while others decode
 # Decode's rows in a product: each batch takes the least of these that holds it.
 SKINNY_ROWS = (16, 32, 64)
 
@@ -29,37 +31,49 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The shapes of all kernels that have one. Of attention: query rows by keys."""
+    """The shapes of all kernels that have one. Of attention: query rows by keys.
+
+    `early`: kernels of a decode step start while the one before still runs (compute capability 9.0 and later).
+    """
 
     prefill: Tile
     decode: Tile
     skinny: dict[int, Tile]  # by the rows of `SKINNY_ROWS`
     skinny_gated: dict[int, Tile]  # two products side by side
     processors: int
+    early: bool = False
+    ahead: int = 0  # inputs whose weights a product that starts early has brought to the cache
 
 
 def tiles_for(device: torch.device) -> Tiles:
     """The shapes for the card at hand."""
     properties = torch.cuda.get_device_properties(device)
-    roomy = properties.major == 9 or (properties.major, properties.minor) in ((8, 0), (10, 0), (10, 3))
-    return _ROOMY(properties.multi_processor_count) if roomy else _SMALL(properties.multi_processor_count)
+    processors, early = properties.multi_processor_count, properties.major >= 9
+    if properties.major == 9 or (properties.major, properties.minor) in ((8, 0), (10, 0), (10, 3)):
+        return _roomy(processors, early)
+    return _small(processors, early)
 
 
-def _ROOMY(processors: int) -> Tiles:
+def _roomy(processors: int, early: bool) -> Tiles:
+    """For 160 kB of shared memory and more."""
     return Tiles(
-        prefill=Tile(128, 64, 0, 4, 3),
-        decode=Tile(16, 64, 0, 4, 3),
-        skinny={rows: Tile(rows, 32, 256, 4, 4) for rows in SKINNY_ROWS},
-        skinny_gated={rows: Tile(rows, 32, 128, 4, 4) for rows in SKINNY_ROWS},
+        prefill=Tile(128, 128, 0, 8, 3),
+        decode=Tile(16, 128, 0, 4, 2),
+        skinny={rows: Tile(rows, 64, 128, 4, 6) for rows in SKINNY_ROWS},
+        skinny_gated={rows: Tile(rows, 64, 128, 4, 4) for rows in SKINNY_ROWS},
         processors=processors,
+        early=early,
+        ahead=256 if early else 0,
     )
 
 
-def _SMALL(processors: int) -> Tiles:
+def _small(processors: int, early: bool) -> Tiles:
+    """For 100 kB of shared memory."""
     return Tiles(
         prefill=Tile(64, 32, 0, 4, 2),
         decode=Tile(16, 32, 0, 4, 2),
         skinny={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
         skinny_gated={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
         processors=processors,
+        early=early,
     )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.cuda import attention_kernels, product_kernels, row_kernels
-from worker.cuda.ops import Places, decode_splits
+from worker.cuda.ops import Places, split_count
 from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
 from worker.heads import HeadNorms
 
@@ -50,7 +50,9 @@ class TritonOps:
             eps,
             y is not None,
             width,
+            self._tiles.early,
             num_warps=8 if width > 2048 else 4,
+            launch_pdl=self._tiles.early,
         )
         return out
 
@@ -89,17 +91,19 @@ class TritonOps:
             _HEADS_AT_ONCE,
             bias is not None,
             norms is not None,
+            self._tiles.early,
             num_warps=4,
+            launch_pdl=self._tiles.early,
         )
         return q
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, start: int) -> Tensor:
+    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
         _, kv_heads, _, block, dim = pool.shape
         rows, heads = len(places.positions), q.shape[1] // dim
         group, tile, split = heads // kv_heads, self._tiles.prefill, self._prefill_split
         out = torch.empty_like(q)
         tiles = -(-rows * group // tile.rows)
-        splits = -(-(start + rows) // split)
+        splits = split_count(longest, split)
         # Few rows: one program a split. Either way has the same bits.
         apart = splits > 1 and tiles * kv_heads < 2 * self._tiles.processors
         parts = q.new_empty(splits if apart else int(splits > 1), rows, heads, dim, dtype=torch.float32)
@@ -109,11 +113,11 @@ class TritonOps:
             pool[0],
             pool[1],
             places.tables,
+            places.span,
             out,
             parts,
             sums,
             rows,
-            start,
             1 if apart else splits,
             pool.stride(1),
             _LOG2_E / math.sqrt(dim),
@@ -129,7 +133,7 @@ class TritonOps:
         )
         if apart:
             attention_kernels.merge_kernel[(rows, -(-heads // _MERGE_HEADS))](
-                parts, sums, out, rows, start, heads, dim, split, _MERGE_HEADS, num_warps=4
+                parts, sums, places.span, out, rows, heads, dim, split, _MERGE_HEADS, num_warps=4
             )
         return out
 
@@ -137,7 +141,7 @@ class TritonOps:
         _, kv_heads, _, block, dim = pool.shape
         rows, heads = len(places.positions), q.shape[1] // dim
         group, tile, split = heads // kv_heads, self._tiles.decode, self._decode_split
-        splits = decode_splits(longest, split)
+        splits = split_count(longest, split)
         parts = q.new_empty(rows, splits, heads, dim, dtype=torch.float32)
         sums = q.new_empty(rows, splits, 2, heads, dtype=torch.float32)
         out = torch.empty_like(q)
@@ -159,11 +163,24 @@ class TritonOps:
             split,
             max(tile.rows, _power(group)),
             tile.columns,
+            self._tiles.early,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            launch_pdl=self._tiles.early,
         )
         attention_kernels.decode_merge_kernel[(rows, heads)](
-            parts, sums, places.positions, out, splits, heads, dim, split, _MERGE_STEP, num_warps=4
+            parts,
+            sums,
+            places.positions,
+            out,
+            splits,
+            heads,
+            dim,
+            split,
+            _MERGE_STEP,
+            self._tiles.early,
+            num_warps=4,
+            launch_pdl=self._tiles.early,
         )
         return out
 
@@ -200,8 +217,11 @@ class TritonOps:
             even,
             gated,
             plus is not None,
+            self._tiles.early,
+            min(self._tiles.ahead, inputs & -inputs),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            launch_pdl=self._tiles.early,
         )
 
 

@@ -1,0 +1,227 @@
+"""Times the CUDA engine on random weights of the 8B dense shape: `python tests/bench/gpu_dense.py`.
+
+Everything is measured in this process, from the call that starts a pass to the token id on the host, without HTTP.
+The floor of each row is computed from ceilings measured in the same run: a device copy and a large matrix product.
+The last column is what vLLM 0.24 did at the same work on one H100, from the client side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+from worker.cuda.dense import DenseModel
+from worker.cuda.product_check import check_products
+from worker.cuda.runner import CudaRunner
+from worker.cuda.tiles import tiles_for
+from worker.cuda.triton_ops import TritonOps
+from worker.kv_cache import BLOCK_TOKENS, KVCache
+from worker.model_config import ModelConfig, parse_config
+from worker.weight_names import weight_names
+
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 49152,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+}
+CONTEXT = 34816  # longest sequence here
+DECODE_TOKENS = 1024  # history of each sequence in the decode rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, in milliseconds."""
+
+    work: str
+    median: float
+    best: float
+    floor: float | None
+    must: float | None
+    vllm: float | None
+
+
+class Bench:
+    """A loaded model and what was measured on it."""
+
+    def __init__(self, repeat: int) -> None:
+        self.device = torch.device("cuda")
+        self.repeat = repeat
+        self.rows: list[Row] = []
+        self.bytes_per_ms, self.flops_per_ms = ceilings(self.device)
+        self.config = parse_config(SHAPE)
+        started = time.monotonic()
+        model = DenseModel(
+            self.config, random_weights(self.config, self.device), torch.bfloat16, self.device, CONTEXT
+        )
+        torch.cuda.synchronize()
+        loaded = time.monotonic()
+        ops = TritonOps(tiles_for(self.device))
+        counts = check_products(model, ops)
+        checked = time.monotonic()
+        blocks = 65 * (CONTEXT // BLOCK_TOKENS) // 8
+        cache = KVCache(self.config, blocks, torch.bfloat16, self.device)
+        self.runner = CudaRunner(model, cache, ops, counts)
+        torch.cuda.synchronize()
+        self.start = {
+            "weights_s": loaded - started,
+            "row_check_s": checked - loaded,
+            "graphs_s": time.monotonic() - checked,
+            "row_counts": counts,
+        }
+        self.layer_weights = sum(
+            w.numel() for layer in model.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+        self.head_weights = model.head.weight.numel()
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(self.config.vocab_size, (CONTEXT,), generator=generator).tolist()
+        order = torch.randperm(blocks - 1, generator=generator) + 1
+        self.blocks: list[int] = order.tolist()  # as they lie after a while of serving
+
+    def first_token(self, cached: int, new: int) -> int:
+        """Prefill `new` tokens behind `cached` ones that are in the pool already; the first token's id."""
+        end, start = cached + new, cached
+        while start < end:
+            part = self.ids[start : min(start + self.runner.max_prefill_rows, end)]
+            hidden = self.runner.prefill(part, self.blocks, start)
+            start += len(part)
+        logits = self.runner.head_row(hidden[len(part) - 1])
+        return self.runner.largest(logits.unsqueeze(0))[0][0]
+
+    def prefill_row(self, work: str, cached: int, new: int, must: float, vllm: float) -> None:
+        keys = cached * new + new * (new + 1) / 2
+        attention = 4 * keys * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        products = max(
+            2 * new * self.layer_weights / self.flops_per_ms, 2 * self.layer_weights / self.bytes_per_ms
+        )
+        floor = products + attention / self.flops_per_ms
+        self.add(work, lambda: self.first_token(cached, new), floor, must, vllm)
+
+    def decode_row(self, batch: int, length: int, must: float | None, vllm: float | None) -> None:
+        each = -(-(length + 64) // BLOCK_TOKENS)
+        tables = [self.blocks[i * each : (i + 1) * each] for i in range(batch)]
+        lengths, tokens = [length] * batch, self.ids[:batch]
+
+        def step() -> None:
+            nonlocal lengths, tokens
+            tokens = self.runner.largest(self.runner.decode(tokens, tables, lengths))[0]
+            lengths = [length + (n + 1 - length) % 60 for n in lengths]
+
+        kv = batch * length * 2 * self.config.num_kv_heads * self.config.head_dim * self.config.num_layers
+        floor = 2 * (self.layer_weights + self.head_weights + kv) / self.bytes_per_ms
+        self.add(f"decode step, batch {batch}, {length} tokens each", step, floor, must, vllm, repeat=50)
+
+    def add(
+        self,
+        work: str,
+        run: Callable[[], object],
+        floor: float | None,
+        must: float | None,
+        vllm: float | None,
+        repeat: int | None = None,
+    ) -> None:
+        for _ in range(2):
+            run()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(repeat or self.repeat):
+            started = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - started))
+        self.rows.append(Row(work, statistics.median(times), min(times), floor, must, vllm))
+        print(line(self.rows[-1]), flush=True)
+
+
+def ceilings(device: torch.device) -> tuple[float, float]:
+    """Bytes moved a millisecond by a device copy, and operations a millisecond of a large product."""
+    source = torch.randn(1 << 28, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy_ms = device_ms(lambda: target.copy_(source))
+    moved = 2 * source.numel() * source.element_size()
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    product_ms = device_ms(lambda: a @ a)
+    return moved / copy_ms, 2 * 8192**3 / product_ms
+
+
+def device_ms(run: Callable[[], object]) -> float:
+    """Median of ten runs by device events."""
+    times = []
+    for _ in range(13):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times[3:])
+
+
+def random_weights(config: ModelConfig, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model, made on the device."""
+    generator = torch.Generator(device).manual_seed(0)
+    for name, shape in weight_names(config).items():
+        tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        yield name, 1 + 0.1 * tensor if len(shape) == 1 else 0.02 * tensor
+
+
+def line(row: Row) -> str:
+    def cell(value: float | None) -> str:
+        return f"{value:10.2f}" if value is not None else f"{'-':>10}"
+
+    numbers = (row.median, row.best, row.floor, row.must, row.vllm)
+    return f"{row.work:44}" + "".join(cell(value) for value in numbers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=10, help="runs of each prefill row")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_grad_enabled(False)
+    bench = Bench(options.repeat)
+    gc.collect()
+    gc.freeze()
+    card = torch.cuda.get_device_name()
+    print(f"{card}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"copy {bench.bytes_per_ms / 1e9:.2f} TB/s, product {bench.flops_per_ms / 1e9:.0f} TFLOP/s")
+    print(json.dumps(bench.start))
+    print(f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}")
+    bench.first_token(0, 33018)  # fills the pool
+    bench.prefill_row("first token, 32k cached + 250 new", 32768, 250, 30, 158)
+    bench.prefill_row("first token, 7k cached + 200 new", 7168, 200, 15, 45)
+    bench.prefill_row("first token, 32k cached + 1 new", 32768, 1, 30, 158)
+    bench.prefill_row("cold 2k", 0, 2048, 60, 82)
+    bench.prefill_row("cold 8k", 0, 8192, 220, 247)
+    bench.prefill_row("cold 32k", 0, 32768, 1450, 1309)
+    for batch, must, vllm in ((1, 6.0, 6.5), (8, 6.3, 6.7), (32, 7.2, 7.2), (64, None, None)):
+        bench.decode_row(batch, DECODE_TOKENS, must, vllm)
+    bench.decode_row(1, 32768, None, None)
+    bench.decode_row(8, 32768, None, None)
+    if options.json:
+        options.json.write_text(
+            json.dumps({"card": card, **bench.start, "rows": [asdict(row) for row in bench.rows]})
+        )
+
+
+if __name__ == "__main__":
+    main()
