@@ -19,6 +19,8 @@ from protocol.sizes import format_size
 from worker.block_pool import BlockPool
 from worker.config import WorkerSettings
 from worker.control import Control
+from worker.cuda.backend import prepare, serves
+from worker.cuda.dense import DenseModel
 from worker.engine import Engine
 from worker.fingerprint import fingerprint
 from worker.io import WorkerSockets
@@ -30,8 +32,10 @@ from worker.model_config import ModelConfig, load_config
 from worker.model_runner import ModelRunner
 from worker.model_shape import DeltaLayer
 from worker.models import model_class
+from worker.models.interface import Model
 from worker.recurrent import StateLayout, StatePool
 from worker.row_check import check_rows
+from worker.runner import Runner
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
 from worker.vector_ops import HAS_PAIRS
@@ -59,7 +63,8 @@ def build(
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
-    model = model_class(config)(config, weights, dtype, device, max_model_len, dtype_name == "int4")
+    loaded = DenseModel if serves(config, dtype, device) else model_class(config)
+    model = loaded(config, weights, dtype, device, max_model_len, dtype_name == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
         config.architecture,
@@ -71,7 +76,7 @@ def build(
     )
     loading("checking that rows do not depend on each other")
     kv_dtype = model.dtype
-    row_counts = check_rows(model, kv_dtype, max_model_len, settings.deterministic)
+    make_runner = _checked(model, max_model_len, settings.deterministic)
     size = block_bytes(config, kv_dtype)
     recurs = any(isinstance(layer, DeltaLayer) for layer in config.layers)
     state_bytes = StateLayout(config).entry_bytes if recurs else 0
@@ -89,7 +94,7 @@ def build(
         state_bytes=state_bytes,
     )
     metrics, journal = WorkerMetrics(), Journal()
-    runner = ModelRunner(model, cache, row_counts, states)
+    runner = make_runner(cache, states)
     scheduler = Scheduler(
         epoch=epoch,
         store=store,
@@ -100,6 +105,7 @@ def build(
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         max_prefill_rows=runner.max_prefill_rows,
+        shared_prefill_rows=runner.shared_prefill_rows,
         max_running=min(settings.max_running, runner.max_decode_rows),
         max_waiting=settings.max_waiting,
         caching=settings.slots > 0,
@@ -117,7 +123,7 @@ def build(
         kv_bytes_per_token=size // BLOCK_TOKENS,
         kv_memory_bytes=blocks * size + entries * state_bytes,
         slots=settings.slots,
-        deterministic=row_counts.batch_invariant,
+        deterministic=runner.row_counts.batch_invariant,
     )
     _register(metrics, store, pool, scheduler, sockets, size)
     control = Control(
@@ -132,6 +138,17 @@ def build(
     )
     log.info("built in %.1f s", time.monotonic() - started)
     return Engine(sockets, scheduler, store, runner, control, metrics), info
+
+
+def _checked(
+    model: Model | DenseModel, max_model_len: int, deterministic: bool
+) -> Callable[[KVCache, StatePool | None], Runner]:
+    """Find the model's row counts now. What is returned makes its runner, once there is memory."""
+    if isinstance(model, DenseModel):
+        make_dense = prepare(model)
+        return lambda cache, _states: make_dense(cache)
+    row_counts = check_rows(model, model.dtype, max_model_len, deterministic)
+    return lambda cache, states: ModelRunner(model, cache, row_counts, states)
 
 
 def _device(name: str) -> torch.device:

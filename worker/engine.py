@@ -28,7 +28,7 @@ from worker.snapshots import SnapshotStore
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
 
 if TYPE_CHECKING:
-    from worker.model_runner import ModelRunner
+    from worker.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,9 @@ class EngineFault(Exception):
 class _Rows:
     """The rows of logits [rows, vocab] of one pass, and the largest of each."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, runner: Runner) -> None:
         self.logits = logits
-        best = logits.argmax(dim=-1, keepdim=True)
-        self._most = logits.gather(1, best).flatten().tolist()
-        self._best = best.flatten().tolist()
+        self._best, self._most = runner.largest(logits)
 
     def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
         """The next token of one row. Raises `ValueError` where the model gave none to choose from."""
@@ -67,7 +65,7 @@ class Engine:
         sockets: WorkerSockets,
         scheduler: Scheduler,
         store: SnapshotStore,
-        runner: ModelRunner,
+        runner: Runner,
         control: Control,
         metrics: WorkerMetrics,
     ) -> None:
@@ -183,7 +181,7 @@ class Engine:
                     if end < request.total:
                         return None
                     logits = self._runner.head_row(hidden[len(ids) - 1])
-                    return _Rows(logits.unsqueeze(0))
+                    return _Rows(logits.unsqueeze(0), self._runner)
             case Decode(choices, copies):
                 with self._metrics.step_seconds.labels(kind="decode").time():
                     self._copy(copies)
@@ -193,7 +191,7 @@ class Engine:
                         [choice.length for choice in choices],
                         [choice.entry for choice in choices if choice.entry is not None],
                     )
-                    return _Rows(logits)
+                    return _Rows(logits, self._runner)
             case SwapOut(choice, blocks, entry):
                 choice.saved = self._runner.save(blocks, entry)
             case SwapIn(choice, blocks):

@@ -20,6 +20,9 @@ from worker.steps import StateUse
 class ModelRunner:
     """A model, its memory and the row counts it may run. `states` are there where the model recurs."""
 
+    shared_prefill_rows = 64
+    """Rows of a prefill pass while others decode, so that their streams do not stutter."""
+
     def __init__(
         self, model: Model, cache: KVCache, row_counts: RowCounts, states: StatePool | None = None
     ) -> None:
@@ -85,6 +88,11 @@ class ModelRunner:
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
         recur = None if self.states is None else Recurrence(self.states, entries)
         return self.model.logits(self.model.forward(ids, attend, recur=recur))[:rows]
+
+    def largest(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        """The best token of each row of logits, and its logit."""
+        best = logits.argmax(dim=-1, keepdim=True)
+        return best.flatten().tolist(), logits.gather(1, best).flatten().tolist()
 
     def save(self, blocks: Sequence[int], entry: int | None) -> Saved:
         """Host copies of a sequence's blocks and recurrent state."""

@@ -9,7 +9,6 @@ from worker.sequences import Choice, Request, Running, age
 from worker.steps import Decode, Prefill, Step
 from worker.swapping import Swapping
 
-SHARED_PREFILL_ROWS = 64  # rows of a prefill pass while others decode, so that their streams do not stutter
 _OLDEST_EVERY = 4  # one prefill pass in four goes to the oldest request, the others to the nearly finished
 
 
@@ -24,14 +23,17 @@ class Passes:
         swapping: Swapping,
         commits: Commits,
         max_prefill_rows: int,
+        shared_prefill_rows: int,
         max_decode_rows: int,
     ) -> None:
+        """`shared_prefill_rows`: rows of a prefill pass while others decode, so that their streams do not stutter."""
         self._running = running
         self._memory = memory
         self._states = states
         self._commits = commits
         self._swapping = swapping
         self._max_prefill_rows = max_prefill_rows
+        self._shared_prefill_rows = shared_prefill_rows
         self._max_decode_rows = max_decode_rows
         self._prefill_turns = 0
         self._decoded_last = False
@@ -65,7 +67,7 @@ class Passes:
             order.insert(0, min(order, key=lambda r: r.arrived))
         rows = self._max_prefill_rows
         if self._running.decoding:
-            rows = min(rows, SHARED_PREFILL_ROWS)
+            rows = min(rows, self._shared_prefill_rows)
         for request in order:
             start, end = request.computed, min(request.computed + rows, request.total)
             copies = self._memory.own(request.blocks, start, end)

@@ -56,6 +56,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         max_prefill_rows: int,
+        shared_prefill_rows: int,
         max_running: int,
         max_waiting: int,
         caching: bool,
@@ -80,7 +81,14 @@ class Scheduler:
         self._states = SequenceStates(store, self.background.give_way)
         swapping = Swapping(self.running, pool, memory, self._states, metrics)
         self._passes = Passes(
-            self.running, memory, self._states, swapping, self._commits, max_prefill_rows, max_running
+            self.running,
+            memory,
+            self._states,
+            swapping,
+            self._commits,
+            max_prefill_rows,
+            shared_prefill_rows,
+            max_running,
         )
         self._admission = Admission(
             self.running,

@@ -176,6 +176,10 @@ class Runner:
             self._own(entry)
             self.entries[entry] = saved[1]
 
+    def largest(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        most, best = logits.max(dim=-1)
+        return best.tolist(), most.tolist()
+
     def head_row(self, hidden: int) -> torch.Tensor:
         self._fault("head")
         return self.logits(hidden)
@@ -284,6 +288,7 @@ class Rig:
             max_model_len=max_model_len,
             vocab_size=VOCAB,
             max_prefill_rows=prefill_rows,
+            shared_prefill_rows=64,
             max_running=max_running,
             max_waiting=max_waiting,
             caching=slots > 0,
