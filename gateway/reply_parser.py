@@ -45,6 +45,7 @@ class StreamParser:
         self._fresh = False  # blanks that come next are only there to part text from what stands before it
         self._said = False  # there is text
         self._thought = False
+        self._behind_call = False  # nothing but blanks since a call
         self._parts = self._run(inside)
 
     def feed(self, text: str) -> list[Part]:
@@ -90,8 +91,8 @@ class StreamParser:
         while True:
             at, marker = markers.find(scanner.text, scanner.at)
             ends = scanner.ended and not marker
-            if ends and not self._calls.made:  # behind calls, half a marker at the very end is no text
-                at = len(scanner.text)
+            if ends and not (self._behind_call and not scanner.text[scanner.at : at].strip()):
+                at = len(scanner.text)  # half a marker is one only where a call has just ended
             yield from self._say(scanner.text[scanner.at : at])
             scanner.at = len(scanner.text) if ends else at + len(marker)
             scanner.drop()
@@ -105,13 +106,16 @@ class StreamParser:
                     return
                 yield from self._say(marker)
                 yield from self._pass_over(scanner.at, scanner.at)
+            elif notation is not None and marker in notation.closers:
+                if not self._behind_call:
+                    yield from self._say(marker)
             elif not marker:
                 if scanner.ended:
                     return
                 yield None
 
     def _markers(self) -> Markers:
-        """What ends text here. Closers are left over where a call ended early."""
+        """What is no text here. Closers are left over behind calls that ended early."""
         notation = self._notation
         found = [self._thinking.open, *self._thinking.silent] if self._thinking else []
         if notation is not None:
@@ -129,7 +133,7 @@ class StreamParser:
             scanner.at = start
             return False
         scanner.drop()
-        self._fresh = not self._said
+        self._fresh, self._behind_call = not self._said, True
         return True
 
     def _pass_over(self, start: int, end: int) -> Steps[None]:
@@ -151,7 +155,8 @@ class StreamParser:
             kept = text.rstrip()
             self._blanks, text = text[len(kept) :], kept
         if text:
-            self._said = self._said or bool(text.strip())
+            if text.strip():
+                self._said, self._behind_call = True, False
             yield TextDelta(text)
 
     def _reason(self) -> Steps[None]:

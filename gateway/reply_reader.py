@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.prompts import Prompt, PromptMaker
@@ -10,6 +12,8 @@ from gateway.reply_calls import Calls
 from gateway.reply_formats import NOTATIONS, THINKINGS, markers
 from gateway.reply_parser import StreamParser
 from gateway.reply_probe import Formats, find_formats
+
+_log = logging.getLogger("prefixd.gateway")
 
 
 class ReplyReaders:
@@ -20,6 +24,8 @@ class ReplyReaders:
         self._formats = {
             id(renderer): _chosen(find_formats(renderer), settings) for renderer in maker.renderers.values()
         }
+        for formats in sorted(set(self._formats.values())):
+            _log.info("answers are read with calls as %s and reasoning as %s", formats.calls, formats.reasoning)
 
     def formats(self, conversation: Conversation) -> Formats:
         """The names of the notations that answers to a conversation are read in."""

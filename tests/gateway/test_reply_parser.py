@@ -251,6 +251,12 @@ def test_a_call_behind_something_that_looked_like_one_is_read():
     assert reply.text == "<tool_call> is a tag."
 
 
+def test_a_closer_that_is_left_over_is_dropped_and_one_in_later_text_stays():
+    reply = read(f"{WRITTEN['hermes']}</tool_call>\nIt ends with </tool_call>, or </tool_ca", "hermes")
+    assert reply.text == "It ends with </tool_call>, or </tool_ca"
+    assert calls(reply) == ONE
+
+
 def test_text_behind_a_call_is_kept_apart_from_text_before_it():
     reply = read(f"Before.\n\n{WRITTEN['hermes']}\n\nAfter.", "hermes")
     assert reply.text == "Before.\n\n\n\nAfter."
