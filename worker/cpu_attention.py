@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from worker.attention_kernels import EVERYTHING, attend_prefill
-from worker.cpu_kernels import Floats, Ints, store_rows
+from worker.cpu_kernels import Floats, Ints, PoolRows, store_rows
 from worker.cpu_threads import in_parts
-from worker.decode_kernels import attend_rows
+from worker.decode_kernels import attend_rows, decode_rows
 from worker.heads import HeadNorms
 from worker.kv_cache import BLOCK_TOKENS
 from worker.layer_plan import LayerPlan
@@ -20,6 +21,21 @@ from worker.rope import Rotary
 _NO_NORM = np.empty(0, np.float32)
 _NO_ROWS = np.empty(0, np.int64)
 _SPLIT_TOKENS = 1024  # keys of a decode pass from which a second thread pays: waking it takes some 40 us a layer
+
+
+class _Given(NamedTuple):
+    """The arguments of `store_rows`."""
+
+    qkv: Floats
+    cos: Floats
+    sin: Floats
+    q_weight: Floats
+    k_weight: Floats
+    eps: float
+    keys: PoolRows
+    values: PoolRows
+    tokens: Ints
+    queries: Floats
 
 
 class _Rows:
@@ -32,14 +48,14 @@ class _Rows:
         self._tokens = tokens
         self._turns = [(cos.numpy(), sin.numpy()) for cos, sin in (rotary.rows(positions) for rotary in rotaries)]
 
-    def store(self, plan: LayerPlan, qkv: Tensor, norms: HeadNorms | None) -> Floats:
-        """Keys and values into the pool, where the rows have any; the queries [heads, rows, dim]."""
+    def given(self, plan: LayerPlan, qkv: Tensor, norms: HeadNorms | None) -> _Given:
+        """What `store_rows` takes: keys and values go into the pool, where the rows have any."""
         assert plan.arrays is not None
-        queries = np.empty((plan.shape.num_heads, len(qkv), plan.shape.head_dim), np.float32)
-        weights = (_NO_NORM, _NO_NORM, 0.0) if norms is None else (norms.q.numpy(), norms.k.numpy(), norms.eps)
+        cos, sin = self._turns[plan.rotary]
+        q, k, eps = (_NO_NORM, _NO_NORM, 0.0) if norms is None else (norms.q.numpy(), norms.k.numpy(), norms.eps)
+        queries = np.empty((plan.shape.num_heads, qkv.shape[0], plan.shape.head_dim), np.float32)
         tokens = self._tokens if plan.stores else _NO_ROWS
-        store_rows(qkv.numpy(), *self._turns[plan.rotary], *weights, *plan.arrays, tokens, queries)  # type: ignore[call-arg]
-        return queries
+        return _Given(qkv.numpy(), cos, sin, q, k, eps, *plan.arrays, tokens, queries)
 
 
 class CpuPrefillAttention:
@@ -64,13 +80,14 @@ class CpuPrefillAttention:
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """Rows [count, heads * dim]; those of padding are zero."""
         plan = self._rows.layers[layer]
-        assert plan.arrays is not None
-        queries = self._rows.store(plan, qkv, norms)
-        out = torch.zeros(len(qkv), plan.shape.num_heads, plan.shape.head_dim)
+        given = self._rows.given(plan, qkv, norms)
+        store_rows(*given)
+        out = torch.zeros(qkv.shape[0], plan.shape.num_heads, plan.shape.head_dim)
         attend_prefill(
-            queries,
+            given.queries,
             self._count,
-            *plan.arrays,
+            given.keys,
+            given.values,
             self._blocks,
             BLOCK_TOKENS,
             self._start,
@@ -105,10 +122,14 @@ class CpuDecodeAttention:
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """Rows [count, heads * dim]; those of padding are zero."""
         plan = self._rows.layers[layer]
-        assert plan.arrays is not None
-        queries = self._rows.store(plan, qkv, norms)
-        out = torch.zeros(len(qkv), plan.shape.num_heads, plan.shape.head_dim)
-        given = queries, *plan.arrays, self._tables, self._lengths, BLOCK_TOKENS, plan.window or EVERYTHING
+        given = self._rows.given(plan, qkv, norms)
+        out = torch.zeros(qkv.shape[0], plan.shape.num_heads, plan.shape.head_dim)
         mixed = out.numpy()
-        in_parts(self._parts, lambda part, parts: attend_rows(*given, part, parts, mixed))
+        where = self._tables, self._lengths, BLOCK_TOKENS, plan.window or EVERYTHING
+        if self._parts == 1:
+            decode_rows(*given, *where, mixed)
+            return out.flatten(1)
+        store_rows(*given)
+        pool = given.queries, given.keys, given.values
+        in_parts(self._parts, lambda part, parts: attend_rows(*pool, *where, part, parts, mixed))  # type: ignore[arg-type]
         return out.flatten(1)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from worker.cpu_kernels import Floats, Ints, PoolRows, put_row
+from worker.cpu_kernels import Floats, Ints, PoolRows, put_row, store_rows
 from worker.vector_ops import HAS_PAIRS, mix_1, mix_2, mix_3, mix_4, score_row
 
 _KEYS = 16  # that a score is made of at a time
@@ -22,6 +22,29 @@ _PAIR_DIMENSIONS = 32  # that a sum of values is made of at a time
 
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")
+
+
+@_kernel
+def decode_rows(
+    qkv: Floats,
+    cos: Floats,
+    sin: Floats,
+    q_weight: Floats,
+    k_weight: Floats,
+    eps: float,
+    keys: PoolRows,
+    values: PoolRows,
+    tokens: Ints,
+    queries: Floats,
+    tables: Ints,
+    lengths: Ints,
+    block_tokens: int,
+    window: int,
+    out: Floats,
+) -> None:
+    """`store_rows`, then `attend_rows` for all of them: one call is cheaper than two where there is little to do."""
+    store_rows(qkv, cos, sin, q_weight, k_weight, eps, keys, values, tokens, queries)
+    attend_rows(queries, keys, values, tables, lengths, block_tokens, window, 0, 1, out)
 
 
 @_kernel

@@ -11,10 +11,10 @@ from worker.cpu_kernels import rms_norm_rows
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight` over the last dimension of x [..., size], computed in float32."""
     if x.device.type == "cpu" and x.dtype == torch.float32:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         out = torch.empty_like(rows)
         rms_norm_rows(rows.numpy(), weight.numpy(), eps, out.numpy())
-        return out.view(x.shape)
+        return out if x.dim() == 2 else out.view(x.shape)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight).to(x.dtype)
