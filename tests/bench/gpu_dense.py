@@ -1,8 +1,9 @@
 """Times the CUDA engine on random weights of the 8B dense shape: `python tests/bench/gpu_dense.py`.
 
-Everything is measured in this process, from the call that starts a pass to the token id on the host, without HTTP.
-The floor of each row is computed from ceilings measured in the same run: a device copy and a large matrix product.
-The last column is what vLLM 0.24 did at the same work on one H100, from the client side.
+Everything is measured in this process, without HTTP: passes from their call to the token id on the host, and whole
+requests from the engine's inbox to the event that carries the first token. The floor of a pass is computed from
+ceilings measured in the same run: a device copy and a large matrix product. The last column is what vLLM 0.24 did at
+the same work on one H100, from the client side.
 """
 
 from __future__ import annotations
@@ -11,23 +12,37 @@ import argparse
 import gc
 import json
 import logging
+import queue
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import triton
 from torch import Tensor
 
+from protocol.digest import link_digest, root_digest
+from protocol.messages import Accepted, Boundary, Failed, Generate, Sampling, Tokens
+from worker.block_pool import BlockPool
+from worker.control import Control
 from worker.cuda.dense import DenseModel
 from worker.cuda.product_check import check_products
 from worker.cuda.runner import CudaRunner
 from worker.cuda.tiles import tiles_for
 from worker.cuda.triton_ops import TritonOps
-from worker.kv_cache import BLOCK_TOKENS, KVCache
+from worker.engine import Engine
+from worker.io import FromGateway, WorkerSockets
+from worker.journal import Journal
+from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
+from worker.metrics import WorkerMetrics
 from worker.model_config import ModelConfig, parse_config
+from worker.scheduler import Scheduler
+from worker.snapshots import SnapshotStore
 from worker.weight_names import weight_names
 
 SHAPE = {
@@ -45,7 +60,6 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 CONTEXT = 34816  # longest sequence here
-DECODE_TOKENS = 1024  # history of each sequence in the decode rows
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,143 @@ class Bench:
         print(line(self.rows[-1]), flush=True)
 
 
+class Sockets:
+    """Takes what the engine sends, and when."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
+        self.tokens: dict[str, list[float]] = defaultdict(list)
+        self.depths: dict[str, int] = {}
+
+    def send(self, _sender: bytes, message: object) -> None:
+        if isinstance(message, Tokens):
+            self.tokens[message.request_id].append(time.perf_counter())
+        elif isinstance(message, Accepted):
+            self.depths[message.request_id] = message.depth
+        elif isinstance(message, Failed):
+            raise RuntimeError(message.message)
+
+
+class Served:
+    """The engine with its scheduler and store around a runner, driven by hand."""
+
+    def __init__(self, bench: Bench) -> None:
+        runner = bench.runner
+        size = block_bytes(bench.config, torch.bfloat16)
+        self.pool = BlockPool(runner.cache.num_blocks, BLOCK_TOKENS)
+        self.store = SnapshotStore(512, self.pool, size)
+        self.block_bytes = size
+        self.sockets, self.metrics = Sockets(), WorkerMetrics()
+        scheduler = Scheduler(
+            epoch="e",
+            store=self.store,
+            pool=self.pool,
+            metrics=self.metrics,
+            journal=Journal(),
+            emit=self.sockets.send,
+            max_model_len=CONTEXT,
+            vocab_size=bench.config.vocab_size,
+            max_prefill_rows=runner.max_prefill_rows,
+            shared_prefill_rows=runner.shared_prefill_rows,
+            max_running=64,
+            max_waiting=256,
+            caching=True,
+        )
+        sockets, control = cast(WorkerSockets, self.sockets), cast(Control, None)
+        self.engine = Engine(sockets, scheduler, self.store, runner, control, self.metrics)
+        self._asked = 0
+
+    def ask(self, messages: Sequence[Sequence[int]], max_tokens: int = 1, cache: bool = True) -> tuple[str, float]:
+        """Put a prompt of these messages and a short suffix in the inbox: its id, and when."""
+        self._asked += 1
+        token_ids, boundaries, digest = array("i"), [], root_digest("model", "")
+        for index, message in enumerate(messages):
+            part = array("i", message)
+            token_ids.extend(part)
+            digest = link_digest(digest, part)
+            boundaries.append(Boundary(len(token_ids), digest, "message", index + 1))
+        token_ids.extend((1, 2, 3))
+        sampling = Sampling(max_tokens, temperature=0.0)
+        request = Generate(f"r{self._asked}", token_ids, tuple(boundaries), sampling, cache_prompt=cache)
+        asked = time.perf_counter()
+        self.sockets.inbox.put(FromGateway(b"gateway", request))
+        return request.request_id, asked
+
+    def run(self) -> None:
+        """Until all is answered."""
+        self.engine.turn(wait=False)
+        while self.engine.running_count or self.engine.waiting_count:
+            self.engine.turn(wait=False)
+
+    def first_token(self, messages: Sequence[Sequence[int]], cache: bool = True) -> float:
+        """Milliseconds from asking to the first token."""
+        request_id, asked = self.ask(messages, cache=cache)
+        self.run()
+        return 1e3 * (self.sockets.tokens[request_id][0] - asked)
+
+    def token_ms(self, batch: int, prompts: Sequence[Sequence[int]], tokens: int = 128) -> list[float]:
+        """Mean milliseconds between tokens of each of so many requests at once, once all of them decode."""
+        asked = [self.ask([prompts[i]], tokens, cache=False)[0] for i in range(batch)]
+        self.run()
+        begin = max(self.sockets.tokens[request_id][0] for request_id in asked)
+        means = []
+        for request_id in asked:
+            times = [at for at in self.sockets.tokens[request_id] if at > begin]
+            means.append(1e3 * (times[-1] - times[0]) / (len(times) - 1))
+        return means
+
+    def mean_ms(self, name: str) -> float:
+        """Mean of a histogram of seconds."""
+        total = self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_sum") or 0.0
+        return 1e3 * total / (self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_count") or 1.0)
+
+
+def serve_rows(bench: Bench) -> None:
+    """Whole requests through the engine."""
+    served, repeat = Served(bench), bench.repeat
+    words = [list(bench.ids[i:]) + list(bench.ids[:i]) for i in range(0, 4 * 512, 512)]
+
+    def row(work: str, times: Sequence[float], must: float | None, vllm: float | None) -> None:
+        bench.rows.append(Row(work, statistics.median(times), min(times), None, must, vllm))
+        print(line(bench.rows[-1]), flush=True)
+
+    history = [words[0][i : i + 250] for i in range(0, 28_000, 250)]
+    served.first_token(history)
+    times = []
+    for turn in range(20):
+        history.append(words[1][250 * turn : 250 * (turn + 1)])
+        times.append(served.first_token(history))
+    row("engine: growing conversation, 28k-33k + 250", times, 30, 158)
+    length = sum(map(len, history))
+    share = served.store.snapshot_bytes / (-(-length // BLOCK_TOKENS) * served.block_bytes)
+    windows = [[words[w][i : i + 200] for i in range(0, 7200, 200)] for w in (1, 2, 3)]
+    for window in windows:
+        served.first_token(window)
+    times = []
+    for turn in range(6):
+        for window in windows:
+            window.append(words[2][4000 + 200 * turn :][:200])
+            times.append(served.first_token(window))
+    row("engine: three windows, 7k + 200", times, 15, 45)
+    for name, size, must, vllm in (("2k", 2048, 60, 82), ("8k", 8192, 220, 247), ("32k", 32768, 1450, 1309)):
+        part = words[3][: size - 3]
+        times = [served.first_token([part], cache=False) for _ in range(max(repeat // 3, 3))]
+        row(f"engine: cold {name}", times, must, vllm)
+    for batch, must, vllm in ((1, 6.0, 6.5), (8, 6.3, 6.7), (32, 7.2, 7.2), (64, None, None)):
+        prompts = [bench.ids[i * 50 : i * 50 + 256] for i in range(batch)]
+        served.token_ms(batch, prompts, 4)
+        row(f"engine: per token, batch {batch}, 256-384 tokens", served.token_ms(batch, prompts), must, vllm)
+    row("engine: restore (host)", [served.mean_ms("restore")], 0.2, None)
+    row("engine: commit (host)", [served.mean_ms("commit")], 0.2, None)
+    row(
+        "copy of a partly filled block (device)",
+        [device_ms(lambda: bench.runner.cache.copy_block(1, 2))],
+        0.2,
+        None,
+    )
+    print(f"snapshots along the conversation: {share:.3f} of its keys and values")
+
+
 def ceilings(device: torch.device) -> tuple[float, float]:
     """Bytes moved a millisecond by a device copy, and operations a millisecond of a large product."""
     source = torch.randn(1 << 28, device=device, dtype=torch.bfloat16)
@@ -213,10 +364,12 @@ def main() -> None:
     bench.prefill_row("cold 2k", 0, 2048, 60, 82)
     bench.prefill_row("cold 8k", 0, 8192, 220, 247)
     bench.prefill_row("cold 32k", 0, 32768, 1450, 1309)
-    for batch, must, vllm in ((1, 6.0, 6.5), (8, 6.3, 6.7), (32, 7.2, 7.2), (64, None, None)):
-        bench.decode_row(batch, DECODE_TOKENS, must, vllm)
+    for length in (256, 1024):
+        for batch, must, vllm in ((1, 6.0, 6.5), (8, 6.3, 6.7), (32, 7.2, 7.2), (64, None, None)):
+            bench.decode_row(batch, length, must, vllm)
     bench.decode_row(1, 32768, None, None)
     bench.decode_row(8, 32768, None, None)
+    serve_rows(bench)
     if options.json:
         options.json.write_text(
             json.dumps({"card": card, **bench.start, "rows": [asdict(row) for row in bench.rows]})

@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.sockets = Sockets()
-        chosen = WorkerSettings(model=str(path), device="cpu", **{"kv_memory": "64MiB", **settings})
+        chosen = WorkerSettings(**{"model": str(path), "device": "cpu", "kv_memory": "64MiB", **settings})
         self.engine, self.model = build(chosen, path, self.sockets, "e", lambda _: None)  # type: ignore[arg-type]
         self._ids = 0
 

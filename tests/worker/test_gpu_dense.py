@@ -1,0 +1,118 @@
+"""The engine on the CUDA backend of dense models. Opt in with `-m gpu`; continuous integration has no such device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_hits
+from snapshot_rig import Prompt, prompt
+from tiny_models import save_tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 40960,
+    "initializer_range": 0.1,
+}
+# Every length in the first passes, then the edges of tiles and splits of attention and of the longest pass.
+LENGTHS = [
+    *range(1, 131),
+    *(edge + off for edge in (192, 256, 512, 640, 4096, 8192) for off in (-1, 0, 1)),
+    12345,
+]
+LONG = [16384, 20001, 32767, 32768, 32769]
+STEPS = 16
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    changes = {name: value for name, value in SHAPE.items() if request.param != "qwen2" or name != "head_dim"}
+    # Qwen2 derives its head size, 32, from the hidden size.
+    save_tiny(directory, request.param, **changes)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def worker(path: Path) -> Worker:
+    started = Worker(path, device="cuda", kv_memory="2GiB", slots=2048)
+    assert type(started.runner).__name__ == "CudaRunner"
+    return started
+
+
+def test_logits_are_those_of_the_plain_form(worker: Worker):
+    from worker.cuda.ops import TorchOps
+    from worker.cuda.runner import CudaRunner
+    from worker.kv_cache import KVCache
+
+    run = worker.runner
+    plain = CudaRunner.__new__(CudaRunner)
+    plain.__dict__.update(run.__dict__)
+    cache = KVCache(run.model.config, 40, torch.bfloat16, run.model.device)
+    plain.cache, plain._pools, plain._ops = cache, list(cache.memories[0].unbind(0)), TorchOps()
+    plain._captured, plain._decode_graphs = [], None
+    tokens, table, fresh = ids(1, 700), list(range(1, 26)), list(range(1, 26))
+    found = run.head_row(run.prefill(tokens, table, 0)[699])
+    expected = plain.head_row(plain.prefill(tokens, fresh, 0)[699])
+    assert float((found - expected).norm() / expected.norm()) < 0.03
+    found = run.decode([5], [table], [700])[0]
+    expected = plain.decode([5], [fresh], [700])[0]
+    assert float((found - expected).norm() / expected.norm()) < 0.03
+
+
+def test_hits_alone_and_among_others(worker: Worker):
+    cold: dict[int, Answer] = {
+        length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS
+    }
+    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
+    for length in LENGTHS:
+        worker.ask(prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False))
+    worker.run()
+    alone: dict[int, str] = {}
+    for length in LENGTHS:
+        alone[length] = worker.ask(question(length), max_tokens=STEPS)
+        worker.run()
+    assert_hits_equal(worker, cold, alone)
+    together: dict[int, str] = {}
+    for index, length in enumerate(LENGTHS):
+        together[length] = worker.ask(question(length), max_tokens=STEPS)
+        if index % 8 == 0:
+            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
+    worker.run()
+    assert_hits_equal(worker, cold, together)
+
+
+@pytest.mark.parametrize("tail", [1, 5, 250, 600])
+def test_hits_on_long_prompts(worker: Worker, tail: int):
+    assert unequal_hits(worker, LONG, tail) == []
+
+
+def test_a_conversation_is_the_same_with_and_without_the_cache(worker: Worker):
+    history: list[list[int]] = [ids(77, 900)]
+    for turn in range(20):
+        history.append(ids(100 + turn, 60 + 13 * turn))
+        asked: Prompt = prompt(*history, tail=ids(5, 4))
+        request_id = worker.ask(asked, max_tokens=STEPS)
+        worker.run()
+        assert (worker.depth(request_id) > 0) == (turn > 0)
+        hit = worker.answer(request_id)
+        assert hit == worker.serve(asked, cache=False, max_tokens=STEPS), turn
+        history.append([score.token_id for score in hit])
+
+
+def test_a_prompt_past_the_pool_is_refused_and_nothing_else_fails(path: Path):
+    small: Any = Worker(path, device="cuda", kv_memory="8MiB", max_model_len=16384)
+    request_id = small.ask(prompt(ids(1, 12_000)))
+    small.run()
+    assert "kv" in str(small.sockets.events[request_id][-1]).lower()
+    assert len(small.serve(prompt(ids(2, 300)), max_tokens=4)) == 4
