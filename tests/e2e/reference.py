@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from gguf import GGUFReader, dequantize
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 Messages = Sequence[dict[str, Any]]
 
@@ -72,7 +78,7 @@ def of_directory(folder: Path, end_id: int) -> Reference:
     """The reference of a folder in Hugging Face layout."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     tokenizer.chat_template = AutoTokenizer.from_pretrained(folder).chat_template
-    return Reference(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer, end_id)
+    return Reference(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer, end_id)
 
 
 def of_gguf(file: Path) -> Reference:
