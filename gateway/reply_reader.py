@@ -38,7 +38,10 @@ class ReplyReaders:
         formats = self.formats(conversation)
         notation = NOTATIONS.get(formats.calls) if calls and conversation.tools else None
         thinking = THINKINGS.get(formats.reasoning)
-        inside = thinking is not None and thinking.opened_by(prompt.opening)
+        opening, asked = prompt.opening, conversation.messages[-1].content.strip()
+        if asked and not conversation.continues:
+            opening = opening.rpartition(asked)[2]  # where no cut parts them, what was asked must not open it
+        inside = thinking is not None and thinking.opened_by(opening)
 
         def parser() -> ReplyParser:
             return StreamParser(thinking, notation, Calls(conversation.tools), inside=inside, one_call=one_call)

@@ -11,7 +11,9 @@ from fake_worker import Call, FakeWorker, ids_of, say
 from served import Served
 from test_chat import events
 
+from gateway.conversation import Conversation, Message
 from gateway.prompts import PromptMaker
+from gateway.reply import ReasoningDelta, TextDelta
 from gateway.reply_parser import Thinking
 from gateway.reply_reader import ReplyReaders
 
@@ -223,3 +225,14 @@ def test_reasoning_is_open_where_the_prompt_ends_in_it():
     assert not think.opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not think.opened_by("<|im_start|>assistant\n")
     assert Thinking("<|channel>thought\n", "<channel|>").opened_by("<|turn>model\n<|channel>thought\n")
+
+
+async def test_what_was_asked_opens_no_reasoning(served: Served, worker: FakeWorker):
+    maker, readers = served.gateway.maker, served.gateway.readers
+    for text, continued in (("What is <think>?", "<think>I see"), ("<think>", "<think>")):
+        asked = Conversation((Message("user", text),))
+        prompt = maker.chat(asked, worker.model)._replace(opening=f"{text}<|im_end|>\n<|im_start|>assistant\n")
+        assert isinstance(readers.reader(asked, prompt).parser().feed("Yes")[0], TextDelta)
+        begun = Conversation((Message("user", "Hm?"), Message("assistant", continued)))
+        prompt = maker.chat(begun, worker.model)
+        assert isinstance(readers.reader(begun, prompt).parser().feed("Yes")[0], ReasoningDelta)
