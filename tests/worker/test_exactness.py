@@ -28,16 +28,24 @@ from tiny_models import save_tiny
 from torch import Tensor
 
 from worker.snapshot_clearing import Clearing
+from worker.vector_ops import HAS_PAIRS
 
 HIDDEN = 48
-KV_BYTES = 2 * 2 * 2 * 16 * 4  # a token: keys and values of 2 layers, 2 heads of 16 in float32
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+# A shape that packed weights can have.
+PACKED = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int4"])
 def worker(request, tmp_path_factory) -> Worker:
     path = tmp_path_factory.mktemp("model")
-    save_tiny(path, "llama", max_position_embeddings=1024)
+    save_tiny(path, "llama", max_position_embeddings=1024, **(PACKED if request.param == "int4" else {}))
     return Worker(path, dtype=request.param)
+
+
+def test_packed_weights_decode_by_a_step_of_their_own(worker):
+    assert (worker.runner._packed_step is not None) is (worker.model.dtype == "int4" and HAS_PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +81,12 @@ def test_hits_after_eviction_and_a_new_commit(worker, cold):
     assert_hits_equal(worker, cold, asked)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_answers_after_swapping(tmp_path, dtype):
     """Ten answers that do not fit the pool together, of prompts that start from a snapshot."""
-    save_tiny(tmp_path, "llama", max_position_embeddings=1024)
-    width = 1 if dtype == "float32" else 2
-    worker = Worker(tmp_path, dtype=dtype, kv_memory=30 * 32 * KV_BYTES // width)
+    save_tiny(tmp_path, "llama", max_position_embeddings=1024, **(PACKED if dtype == "int4" else {}))
+    tiny = Worker(tmp_path, dtype=dtype)
+    worker = Worker(tmp_path, dtype=dtype, kv_memory=30 * 32 * tiny.model.kv_bytes_per_token)
     lengths = [20 + 7 * index for index in range(10)]
     alone = [worker.serve(question(length), cache=False, max_tokens=100) for length in lengths]
     asked = [worker.ask(question(length), max_tokens=100) for length in lengths]
