@@ -57,6 +57,25 @@ def test_looking_around(served: Served):
         assert words("looking", 3) not in run.stdout
 
 
+def test_where_two_conversations_part(served: Served):
+    head = system(words("diff", 60))
+    first = served.client.chat([head, user("Same start, one end.")])
+    second = served.client.chat([head, user("Same start, other end."), assistant("Yes."), user("More.")])
+    found = ctl(served, "diff", first.request_id, second.request_id)
+    by_tokens = {row["tokens"]: row["slot"] for row in ctl(served, "list")}
+    assert found["message"] == 1
+    assert found["common_boundary"] in by_tokens
+    assert found["common_boundary"] < found["common_tokens"] < found["a"]["tokens"]
+    for side in (found["a"], found["b"]):
+        assert side["tokens_after"] == side["tokens"] - found["common_tokens"]
+        assert side["boundaries_after"][-1] == side["tokens"]
+        assert side["slot"] == by_tokens[side["tokens"]]
+    assert ctl(served, "diff", found["a"]["slot"], found["b"]["slot"]) == found
+    assert "they part" in served.daemon.cachectl("diff", first.request_id, second.request_id).stdout
+    assert served.daemon.cachectl("diff", first.request_id, "never-seen").returncode == REFUSED
+    assert served.daemon.cachectl("diff", first.request_id).returncode == 2
+
+
 def test_reading_does_not_count_as_use(served: Served):
     served.client.chat([user(words("recency", 40))])
     before = deepest(served)
