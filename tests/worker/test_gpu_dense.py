@@ -111,7 +111,7 @@ def test_a_conversation_is_the_same_with_and_without_the_cache(worker: Worker):
 
 
 def test_a_prompt_past_the_pool_is_refused_and_nothing_else_fails(path: Path):
-    small: Any = Worker(path, device="cuda", kv_memory="8MiB", max_model_len=16384)
+    small: Any = Worker(path, device="cuda", kv_memory="4MiB", max_model_len=16384)
     request_id = small.ask(prompt(ids(1, 12_000)))
     small.run()
     assert "kv" in str(small.sockets.events[request_id][-1]).lower()

@@ -43,11 +43,11 @@ def _walk(
 ):  # fmt: skip
     """Add the keys of [begin, end), whole tiles, to the sums. `MASKED`: only keys up to each row's limit count."""
     offsets = tl.arange(0, KEYS)
-    dims = tl.arange(0, DIM)
+    in_block = (offsets % BLOCK)[:, None] * DIM + tl.arange(0, DIM)[None, :]
     for first in tl.range(begin, end, KEYS):
         position = first + offsets
-        block = tl.load(table + position // BLOCK).to(tl.int64)
-        at = (block * BLOCK + position % BLOCK)[:, None] * DIM + dims[None, :]
+        block = tl.load(table + first // BLOCK + offsets // BLOCK)  # a tile starts at the start of a block
+        at = (block * (BLOCK * DIM))[:, None] + in_block
         k = tl.load(keys + at)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
