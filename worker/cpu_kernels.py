@@ -1,4 +1,4 @@
-"""Kernels for float32 rows on a CPU, compiled by Numba: what is too small for a library call to pay.
+"""Kernels for rows on a CPU, compiled by Numba: what is too small for a library call to pay.
 
 A decode step of a small model is hundreds of tiny operations, and dispatching each through torch cost a third of
 the step (11 of 38 ms at one row of 30 layers, measured). Each kernel here works on one row at a time in one fixed
@@ -11,9 +11,11 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -25,17 +27,24 @@ _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")
 
 
+def as_array(x: Tensor) -> PoolRows:
+    """A CPU tensor of float32 or bfloat16 as NumPy sees it."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
 @_kernel
-def rms_norm_rows(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    """out[row] = x[row] / sqrt(mean(x[row] ** 2) + eps) * weight, for x and out [rows, size]."""
+def rms_norm_rows(x: Floats, weight: Floats, eps: float, out: PoolRows) -> None:
+    """out[row] = x[row] / sqrt(mean(x[row] ** 2) + eps) * weight, for x and out [rows, size], out of either type."""
     size = np.float32(x.shape[1])
+    normed = np.empty(x.shape[1], np.float32)
     for row in range(x.shape[0]):
-        norm_row(x[row], weight, np.float32(eps), size, out[row])
+        norm_row(x[row], weight, np.float32(eps), size, normed)
+        put_row(normed, out[row])
 
 
 @_kernel
 def store_rows(
-    qkv: Floats,
+    qkv: PoolRows,
     cos: Floats,
     sin: Floats,
     q_weight: Floats,
@@ -48,24 +57,26 @@ def store_rows(
 ) -> None:
     """The part of a layer before attention: norm and turn q and k, store k and v of the real rows.
 
-    qkv [rows, heads + 2 * kv_heads, dim], or [rows, heads, dim] where keys and values are there already; cos, sin
-    [rows, dim] as `Rotary` gives them; q_weight, k_weight [dim], or [0] where heads have no norm; keys, values: the
-    pool [kv_heads, tokens, dim], of float32 or of bfloat16 seen as uint16; tokens: the pool token of each real row,
-    rows past them are padding, as all are where nothing is stored; queries [heads, rows, dim] takes the turned
-    queries of all rows.
+    qkv [rows, heads + 2 * kv_heads, dim], of either type as well, or [rows, heads, dim] where keys and values are
+    there already; cos, sin [rows, dim] as `Rotary` gives them; q_weight, k_weight [dim], or [0] where heads have no
+    norm; keys, values: the pool [kv_heads, tokens, dim], of float32 or of bfloat16 seen as uint16; tokens: the pool
+    token of each real row, rows past them are padding, as all are where nothing is stored; queries [heads, rows, dim]
+    takes the turned queries of all rows.
     """
     heads, rows, dim = queries.shape
     kv_heads = keys.shape[0]
-    turned = np.empty(dim, np.float32)
+    turned, widened = np.empty(dim, np.float32), np.empty(dim, np.float32)
     for row in range(rows):
         for head in range(heads):
-            turn_head(qkv[row, head], cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
+            x = float_row(qkv[row, head], widened)
+            turn_head(x, cos[row], sin[row], q_weight, np.float32(eps), queries[head, row])
     for row in range(len(tokens)):
         token = tokens[row]
         for head in range(kv_heads):
-            turn_head(qkv[row, heads + head], cos[row], sin[row], k_weight, np.float32(eps), turned)
+            x = float_row(qkv[row, heads + head], widened)
+            turn_head(x, cos[row], sin[row], k_weight, np.float32(eps), turned)
             put_row(turned, keys[head, token])
-            put_row(qkv[row, heads + kv_heads + head], values[head, token])
+            put_row(float_row(qkv[row, heads + kv_heads + head], widened), values[head, token])
 
 
 @_kernel
@@ -81,6 +92,25 @@ def rotary_factors(positions: Ints, frequencies: Floats, cos: Floats, sin: Float
             cos[row, pairs + i] = across
             sin[row, i] = -along
             sin[row, pairs + i] = along
+
+
+def float_row(row: Any, widened: Any) -> Any:
+    """A row in float32: itself, or in `widened` where it is of bfloat16."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(float_row)
+def _float_row_of(row: Any, widened: Any) -> Any:
+    def same(row: Any, widened: Any) -> Any:
+        return row
+
+    def widen(row: Any, widened: Any) -> Any:
+        bits = widened.view(np.uint32)
+        for i in range(len(row)):
+            bits[i] = np.uint32(row[i]) << np.uint32(16)
+        return widened
+
+    return widen if row.dtype is types.uint16 else same
 
 
 def put_row(x: Any, row: Any) -> None:

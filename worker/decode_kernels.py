@@ -8,13 +8,11 @@ tokens, one row of 30 layers took 5 ms for this without them.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
-from worker.cpu_kernels import Floats, Ints, PoolRows, put_row, store_rows
+from worker.cpu_kernels import Floats, Ints, PoolRows, float_row, put_row, store_rows
 from worker.vector_ops import HAS_PAIRS, mix_1, mix_2, mix_3, mix_4, score_row
 
 _KEYS = 16  # that a score is made of at a time
@@ -26,7 +24,7 @@ _inlined = njit(inline="always")
 
 @_kernel
 def decode_rows(
-    qkv: Floats,
+    qkv: PoolRows,
     cos: Floats,
     sin: Floats,
     q_weight: Floats,
@@ -162,25 +160,6 @@ def _attend_pairs(
             member += count
 
 
-def _floats(row: Any, widened: Any) -> Any:
-    """A row of the pool in float32: itself, or in `widened` where the pool holds bfloat16."""
-    raise NotImplementedError("for compiled code only")
-
-
-@overload(_floats)
-def _floats_of(row: Any, widened: Any) -> Any:
-    def same(row: Any, widened: Any) -> Any:
-        return row
-
-    def widen(row: Any, widened: Any) -> Any:
-        bits = widened.view(np.uint32)
-        for i in range(len(row)):
-            bits[i] = np.uint32(row[i]) << np.uint32(16)
-        return widened
-
-    return widen if row.dtype is types.uint16 else same
-
-
 @_kernel
 def _score(
     query: Floats, keys: PoolRows, table: Ints, first: int, length: int, block_tokens: int, scores: Floats
@@ -192,7 +171,7 @@ def _score(
         start = block * block_tokens
         base = table[block] * block_tokens
         for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            key = _floats(keys[base + t], widened)
+            key = float_row(keys[base + t], widened)
             for member in range(group):
                 total = np.float32(0)
                 for i in range(dim):
@@ -247,7 +226,7 @@ def _mix(
         start = block * block_tokens
         base = table[block] * block_tokens
         for t in range(max(first - start, 0), min(block_tokens, length + 1 - start)):
-            value = _floats(values[base + t], widened)
+            value = float_row(values[base + t], widened)
             for member in range(group):
                 weight = weights[member, start + t - first]
                 for i in range(dim):

@@ -71,7 +71,7 @@ class Linear:
         return y.to(x.dtype)
 
     def _binary(self, x: Tensor, other: Tensor, then: str) -> Tensor:
-        if self._packed and x.dtype == self.dtype:
+        if self._packed and x.dtype == other.dtype == self.dtype:
             y: Tensor = _pointwise_binary(x, other, self._weight, self.bias, then)
             return y
         y = self._unary(x, "none")

@@ -75,8 +75,8 @@ class LlamaModel(Decoder[Layer]):
         shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         x = self.embed(token_ids)
         for index, layer in enumerate(self.layers[:num_layers]):
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, eps)).view(shape)
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, eps, self.dtype)).view(shape)
             x = layer.out.plus(attend(index, qkv, layer.head_norms), x)
-            rows = rms_norm(x, layer.post_norm, eps)
+            rows = rms_norm(x, layer.post_norm, eps, self.dtype)
             x = layer.down.plus(layer.up.times(rows, layer.gate.silu(rows)), x)
         return rms_norm(x, self.norm, eps)
