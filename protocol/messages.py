@@ -10,9 +10,10 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, InstanceOf
+from pydantic import BeforeValidator, Field, InstanceOf
 
 from protocol.digest import DIGEST_BYTES
+from protocol.limits import MAX_GRAMMAR_CHARACTERS
 
 PROTOCOL_VERSION = 1
 
@@ -84,6 +85,8 @@ class Sampling:
     seed: int | None = None  # choice i of a request uses seed + i
     logprobs: int | None = None  # None: none; k: the chosen token's and the k best
     stop_token_ids: tuple[int, ...] = ()  # ending a choice with `stop`; the token itself is not sent
+    # An llguidance grammar that each choice follows and ends with; needs the worker to know the `Vocabulary`.
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,18 @@ class Absorb:
     token_ids: TokenIds
     boundaries: tuple[Boundary, ...]
     tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """gateway -> worker: the bytes of every token, once, before the first request with a grammar.
+
+    `tokens` is hex, in the order of ids, with a blank between two. Special tokens match no text of a grammar.
+    """
+
+    tokens: str
+    special_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]  # with which answers end
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +290,7 @@ Message = (
     | Generate
     | Cancel
     | Absorb
+    | Vocabulary
     | Heartbeat
     | Accepted
     | Progress

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens
+from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens, Vocabulary
 from worker.control import Control
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
@@ -147,6 +147,8 @@ class Engine:
                 self._scheduler.cancel(sender, message)
             case FromGateway(_, Absorb() as message):
                 self._scheduler.background.absorb(message)
+            case FromGateway(_, Vocabulary() as message):
+                self._scheduler.grammars.learn(message)
             case FromOperator(sender, command):
                 self._sockets.answer(sender, self._control.answer(command))
             case GatewayLost(sender):
@@ -242,4 +244,4 @@ class Engine:
             logprobs = () if logprob is None else (logprob,)
             tokens = Tokens(self._scheduler.epoch, request.request_id, choice.index, array("i", [token]), logprobs)
             self._sockets.send(request.sender, tokens)
-            self._scheduler.check_length(choice)
+            self._scheduler.check_end(choice)

@@ -20,7 +20,7 @@ import zmq
 
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
-from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply
+from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Vocabulary
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class FromGateway:
     """A request or a cancellation, with the socket identity to answer to."""
 
     sender: bytes
-    message: Generate | Cancel | Absorb
+    message: Generate | Cancel | Absorb | Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class WorkerSockets(threading.Thread):
                 self._hear(sender).gateway_id = gateway_id
                 if before != gateway_id:
                     self._deliver(self._work, sender, encode(self._heartbeat()))
-            case Generate() | Cancel() | Absorb():
+            case Generate() | Cancel() | Absorb() | Vocabulary():
                 self._hear(sender)
                 self.inbox.put(FromGateway(sender, message))
             case _:

@@ -6,6 +6,7 @@ rows were computed beside it. Random draws come from one generator a choice, see
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -14,15 +15,19 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Sampling, TokenLogprob
+from worker.grammar import Constraint
 
 _SMALLEST_LOGPROB = -1e30  # stands for minus infinity, which JSON has no word for
 
 
 class Sampler:
-    """The state of one choice: its generator and the tokens that penalties look at."""
+    """The state of one choice: its generator, the tokens that penalties look at, and its place in its grammar."""
 
-    def __init__(self, sampling: Sampling, choice: int, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, choice: int, prompt_ids: Sequence[int], constraint: Constraint | None = None
+    ) -> None:
         self.sampling = sampling
+        self._constraint = constraint
         seed = None if sampling.seed is None else sampling.seed + choice
         self._random = random.Random(seed)
         self._counts: Counter[int] = Counter()
@@ -33,7 +38,13 @@ class Sampler:
     def is_plain_greedy(self) -> bool:
         """Whether the choice is the largest logit and nothing else is asked for."""
         s = self.sampling
-        return s.temperature == 0 and s.logprobs is None and not self._bias and not self._penalised
+        free = self._constraint is None and s.logprobs is None
+        return free and s.temperature == 0 and not self._bias and not self._penalised
+
+    @property
+    def ended(self) -> bool:
+        """The grammar that the choice follows is complete."""
+        return self._constraint is not None and self._constraint.ended
 
     @property
     def _penalised(self) -> bool:
@@ -41,14 +52,21 @@ class Sampler:
         return bool(s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0)
 
     def choose(self, logits: Tensor) -> tuple[int, TokenLogprob | None]:
-        """The next token for float32 logits [vocab], and its log-probability where asked for."""
+        """The next token for float32 logits [vocab], and its log-probability where asked for.
+
+        Raises `ValueError` where the grammar cannot go on.
+        """
         adjusted = self._adjust(logits) if self._bias or self._penalised else logits
+        if self._constraint is not None:
+            adjusted = _masked(adjusted, self._constraint.mask())
         token = int(adjusted.argmax()) if self.sampling.temperature == 0 else self._draw(adjusted)
         logprob = None if self.sampling.logprobs is None else describe(logits, token, self.sampling.logprobs)
         return token, logprob
 
     def accept(self, token: int) -> None:
-        """Count a generated token for the penalties."""
+        """Take in a generated token, for the penalties and the grammar."""
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if self._penalised:
             self._counts[token] += 1
 
@@ -85,13 +103,23 @@ class Sampler:
         if s.top_p < 1:
             # The smallest set whose mass reaches top_p: everything before the first such point, and that point.
             cumulative = cumulative[: int((cumulative < s.top_p * cumulative[-1]).sum()) + 1]
-        point = self._random.random() * float(cumulative[-1])
+        total = float(cumulative[-1])
+        # The product may round up to the total, behind which only impossible tokens could be left.
+        point = min(self._random.random() * total, math.nextafter(total, 0.0))
         index = min(int(torch.searchsorted(cumulative, point, right=True)), len(cumulative) - 1)
         return index if tokens is None else int(tokens[index])
 
 
+def _masked(logits: Tensor, mask: bytearray) -> Tensor:
+    """The logits of the tokens whose byte is not 0, all others impossible. Raises `ValueError` where that is all."""
+    allowed = torch.frombuffer(mask, dtype=torch.uint8).bool()
+    if not allowed.any():
+        raise ValueError("the grammar allows no token")
+    return logits.masked_fill(~allowed.to(logits.device), -math.inf)
+
+
 def describe(logits: Tensor, token: int, top: int) -> TokenLogprob:
-    """Log-probabilities of the model itself, before penalties and temperature, from float32 logits [vocab]."""
+    """Log-probabilities of the model itself, before penalties, grammar and temperature, from float32 logits [vocab]."""
     exact = logits.double().cpu()
     logprobs = exact - torch.logsumexp(exact, dim=0)
     best = logprobs.topk(min(top, len(logprobs)))

@@ -27,6 +27,7 @@ from worker.admission import Admission, NeverFits
 from worker.background import Background
 from worker.block_pool import BlockPool
 from worker.commits import Commits
+from worker.grammar import GrammarError, Grammars
 from worker.journal import Journal
 from worker.metrics import WorkerMetrics
 from worker.passes import Passes
@@ -66,6 +67,7 @@ class Scheduler:
     ) -> None:
         self.epoch = epoch
         self.running = Running()
+        self.grammars = Grammars(vocab_size)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._pool = pool
         self._metrics = metrics
@@ -110,6 +112,11 @@ class Scheduler:
         refusal = self._admission.refusal(message)
         if (sender, message.request_id) in self._requests:
             refusal = "invalid", f"request_id {message.request_id} is in use"
+        if refusal is None and message.sampling.grammar is not None:
+            try:
+                request.constraint = self.grammars.constraint(message.sampling.grammar)
+            except GrammarError as error:
+                refusal = "invalid", f"grammar: {error}"
         if refusal is not None:
             code, text = refusal
             self._metrics.requests.labels(result=f"refused_{code}").inc()
@@ -237,7 +244,8 @@ class Scheduler:
         message = request.message
         used = request.blocks[: self._pool.blocks_for(request.total)]
         for index in range(message.n):
-            choice = Choice(request, index, Sampler(message.sampling, index, message.token_ids))
+            constraint = None if request.constraint is None else request.constraint.copy()
+            choice = Choice(request, index, Sampler(message.sampling, index, message.token_ids, constraint))
             if index:
                 self._pool.share(used)
                 choice.blocks = list(used)
@@ -264,9 +272,12 @@ class Scheduler:
             return False
         return True
 
-    def check_length(self, choice: Choice) -> None:
-        """End a choice that has all the tokens it may have. Called after its last token was sent."""
+    def check_end(self, choice: Choice) -> None:
+        """End a choice whose grammar is complete or that has all the tokens it may have, its last one being sent."""
         request = choice.request
+        if choice.sampler.ended:
+            self._finish_choice(choice, "stop")
+            return
         limit = min(request.message.sampling.max_tokens, self._admission.context_tokens - request.total)
         if choice.generated >= limit:
             self._finish_choice(choice, "length")

@@ -13,6 +13,7 @@ from protocol.messages import Boundary, FinishReason, Generate, Outcome, Reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worker.grammar import Constraint
     from worker.sampling import Sampler
     from worker.slots import Reservation
 
@@ -61,6 +62,7 @@ class Request:
     message: Generate
     arrived: float
     caching: bool  # may read and write the cache
+    constraint: Constraint | None = None  # of which each choice follows a copy
     state: State = "queued"
     outcome: Outcome = "miss"
     reason: Reason = "disabled"

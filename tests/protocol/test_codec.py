@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.codec import decode, encode
 from protocol.digest import DIGEST_BYTES
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_HEADER_BYTES
+from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_HEADER_BYTES
 from protocol.messages import (
     PROTOCOL_VERSION,
     Boundary,
@@ -28,6 +28,7 @@ from protocol.messages import (
     Sampling,
     TokenLogprob,
     Tokens,
+    Vocabulary,
 )
 
 ids = st.lists(st.integers(0, 2**31 - 1)).map(lambda values: array("i", values))
@@ -46,6 +47,7 @@ samplings = st.builds(
     logit_bias=st.dictionaries(counts, numbers),
     seed=st.none() | counts,
     stop_token_ids=st.lists(counts).map(tuple),
+    grammar=st.none() | st.text(min_size=1),
 )
 messages = st.one_of(
     st.builds(Hello, gateway_id=st.text()),
@@ -71,6 +73,12 @@ messages = st.one_of(
                 TokenLogprob, token_id=counts, logprob=numbers, top=st.lists(st.tuples(counts, numbers)).map(tuple)
             )
         ).map(tuple),
+    ),
+    st.builds(
+        Vocabulary,
+        tokens=st.text(),
+        special_token_ids=st.lists(counts).map(tuple),
+        end_token_ids=st.lists(counts).map(tuple),
     ),
     st.builds(Command, command_id=st.text(), verb=st.text(), args=st.dictionaries(st.text(), json)),
     st.builds(Reply, epoch=st.text(), command_id=st.text(), data=json, error=st.none() | st.text()),
@@ -160,3 +168,10 @@ def test_every_message_is_frozen_and_typed():
     for kind in get_args(Message):
         assert kind.__dataclass_params__.frozen
         assert fields(kind)
+
+
+@pytest.mark.parametrize("grammar", ["", "x" * (MAX_GRAMMAR_CHARACTERS + 1)])
+def test_a_grammar_has_a_size(grammar):
+    frames = encode(Generate("r", array("i", [1]), (), Sampling(1, grammar=grammar)))
+    with pytest.raises(ProtocolError, match=r"Generate\.sampling\.grammar"):
+        decode(frames)

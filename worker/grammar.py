@@ -1,0 +1,103 @@
+"""Grammars that answers must follow: which tokens may come next, by llguidance.
+
+A grammar looks at tokens alone: as the bytes that a gateway has told for each id. It decides about the rows of logits
+of its own choice and nothing else: no state, no key and no other row knows of it.
+"""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from protocol.messages import Vocabulary
+
+_MAX_REASON = 500  # characters of an error that are passed on
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be followed; the message says why."""
+
+
+class Constraint:
+    """Where one answer stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def copy(self) -> Constraint:
+        """Another answer, at the same place."""
+        return Constraint(self._matcher.deep_copy())
+
+    @property
+    def ended(self) -> bool:
+        """The grammar is satisfied and nothing more can come."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def mask(self) -> bytearray:
+        """A byte for each token: 0 where it may not come next. Tokens that end an answer may where it can end.
+
+        Raises `ValueError` where the grammar has failed, as by going over its limits.
+        """
+        allowed = bytearray(self._matcher.compute_logit_bias())
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar failed: {self._matcher.get_error()[:_MAX_REASON]}")
+        return allowed
+
+    def accept(self, token: int) -> None:
+        """Go on by a token. One that does not fit makes the next `mask` fail."""
+        self._matcher.consume_token(token)
+
+
+class Grammars:
+    """Compiles grammars for one model. Knows its vocabulary once a gateway has told it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: LLTokenizer | None = None
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the tokens' bytes; nothing is done with them until a grammar comes."""
+        if vocabulary != self._vocabulary:
+            self._vocabulary, self._tokenizer = vocabulary, None
+
+    def constraint(self, grammar: str) -> Constraint:
+        """The start of an answer. Raises `GrammarError`."""
+        if self._tokenizer is None:
+            self._tokenizer = self._build()
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error()[:_MAX_REASON])
+        return Constraint(matcher)
+
+    def _build(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            raise GrammarError("no vocabulary has been told")
+        try:
+            tokens = [bytes.fromhex(token) for token in self._vocabulary.tokens.split(" ")]
+        except ValueError as error:
+            raise GrammarError(f"the vocabulary is not hex: {error}") from error
+        size = self._vocab_size
+        tokens = (tokens + [b""] * (size - len(tokens)))[:size]  # rows of logits without a token never come
+        ends = [token for token in self._vocabulary.end_token_ids if 0 <= token < size]
+        special = [token for token in self._vocabulary.special_token_ids if 0 <= token < size]
+        source = _Tokens(tokens, special, ends[0] if ends else None)
+        tokenizer = LLTokenizer(TokenizerWrapper(source), eos_token=ends or None)
+        source.trie = tokenizer
+        return tokenizer
+
+
+class _Tokens:
+    """What `TokenizerWrapper` asks for. Text is cut greedily: needed only where a grammar forces text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int], end: int | None) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = end
+        self.trie: LLTokenizer | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        if self.trie is None or not isinstance(text, str):
+            raise TypeError("only text, and once the vocabulary is known")
+        return self.trie.greedy_tokenize(text)
