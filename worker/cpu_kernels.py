@@ -19,9 +19,9 @@ from torch import Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-PoolRows = NDArray[np.float32] | NDArray[np.uint16]
+Halves = NDArray[np.uint16]  # bfloat16, which NumPy does not know: the upper half of a float32
+PoolRows = Floats | Halves
 
-# Pools of bfloat16 are seen as uint16, which NumPy knows: the upper half of a float32.
 # Sums may be reordered by the compiler to use vector registers: once, at compile time, the same for every row.
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")

@@ -13,10 +13,7 @@ import numpy as np
 from numba import njit
 
 from worker.cpu_kernels import Floats, Ints, PoolRows, float_row, put_row, store_rows
-from worker.vector_ops import HAS_PAIRS, mix_1, mix_2, mix_3, mix_4, score_row
-
-_KEYS = 16  # that a score is made of at a time
-_PAIR_DIMENSIONS = 32  # that a sum of values is made of at a time
+from worker.vector_ops import HAS_PAIRS, PAIR_DIMENSIONS, SCORED_KEYS, mix_1, mix_2, mix_3, mix_4, score_row
 
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")
@@ -99,7 +96,12 @@ def attend_head(
     keys, values [pool tokens, dim]; scores [group, length + 1 or more] is room to work in.
     """
     first = max(length + 1 - window, 0)
-    if HAS_PAIRS and keys.itemsize == 2 and query.shape[1] % _PAIR_DIMENSIONS == 0 and block_tokens % 16 == 0:
+    if (
+        HAS_PAIRS
+        and keys.itemsize == 2
+        and query.shape[1] % PAIR_DIMENSIONS == 0
+        and block_tokens % SCORED_KEYS == 0
+    ):
         _attend_pairs(query, keys, values, table, first, length, block_tokens, out)
         return
     _score(query, keys, table, first, length, block_tokens, scores)
@@ -132,14 +134,14 @@ def _attend_pairs(
         at, to = queries[member].ctypes.data, scores[member].ctypes.data
         for block in range(tokens // block_tokens):
             rows = keys[table[begin + block] * block_tokens :].ctypes.data
-            for key in range(0, block_tokens, _KEYS):
+            for key in range(0, block_tokens, SCORED_KEYS):
                 score_row(at, rows + key * dim * 2, dim, to + (block * block_tokens + key) * 4)
         _softmax(scores[member, low:high], high - low)
         scores[member, :low] = np.float32(0)
         scores[member, high:] = np.float32(0)
         put_row(scores[member], weights[member])
-    sums = np.empty((4, _PAIR_DIMENSIONS), np.float32)
-    for start in range(0, dim, _PAIR_DIMENSIONS):
+    sums = np.empty((4, PAIR_DIMENSIONS), np.float32)
+    for start in range(0, dim, PAIR_DIMENSIONS):
         member = 0
         while member < group:
             sums[:] = np.float32(0)
@@ -156,7 +158,7 @@ def _attend_pairs(
                 else:
                     mix_1(at, tokens * 2, rows, dim * 2, block_tokens, sums.ctypes.data)
             for i in range(count):
-                out[member + i, start : start + _PAIR_DIMENSIONS] = sums[i]
+                out[member + i, start : start + PAIR_DIMENSIONS] = sums[i]
             member += count
 
 

@@ -19,6 +19,7 @@ from worker.vector_ops import GROUP, TILE
 
 PACKED_ROWS = 16  # the most rows that the packed product is used for
 _LEVELS = 15
+_TORCH_MIDDLE = 8  # torch's product takes (level - 8) * scale + zero, both of bfloat16
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -27,22 +28,33 @@ def can_pack(weight: Tensor) -> bool:
     return rows % TILE == 0 and columns % GROUP == 0
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Levels int32 [out, in], scales and zeros bfloat16 [in / 32, out, 2], and the values these stand for.
+class Quantized(NamedTuple):
+    """A matrix [out, in] in groups of 32 inputs: a weight is level * scale + zero.
 
-    A group's value is (level - 8) * scale + zero, its range being that of its weights: what Q4_1 of GGUF does, whose
-    groups keep their values but for the rounding of scale and zero to bfloat16.
+    Of Q4_1 as GGUF has it, groups keep their values where scales and zeros are float16, as they are there.
     """
-    out_features, in_features = weight.shape
-    groups = weight.float().view(out_features, in_features // GROUP, GROUP)
+
+    levels: Tensor  # int32 [out, in], 0 to 15
+    scales: Tensor  # [out, in / 32]
+    zeros: Tensor  # float32, the same shape; the least weight of each group
+
+    def values(self) -> Tensor:
+        """The weights that these stand for, float32 [out, in]."""
+        outputs, inputs = self.levels.shape
+        groups = self.levels.view(outputs, inputs // GROUP, GROUP)
+        return (groups * self.scales.float().unsqueeze(-1) + self.zeros.unsqueeze(-1)).view(outputs, inputs)
+
+
+def quantize(weight: Tensor, dtype: torch.dtype, middle: int = 0) -> Quantized:
+    """A group's range is that of its weights; `dtype` is that of scales and of the value at level `middle`."""
+    outputs, inputs = weight.shape
+    groups = weight.float().view(outputs, inputs // GROUP, GROUP)
     low, high = groups.amin(-1), groups.amax(-1)
-    scale = ((high - low) / _LEVELS).clamp_min(torch.finfo(torch.float32).tiny).bfloat16()
-    zero = (low + 8 * scale.float()).bfloat16()
-    wide_scale, wide_zero = scale.float().unsqueeze(-1), zero.float().unsqueeze(-1)
-    levels = ((groups - wide_zero) / wide_scale + 8).round_().clamp_(0, _LEVELS)
-    values = ((levels - 8) * wide_scale + wide_zero).view(out_features, in_features)
-    scales_and_zeros = torch.stack((scale.t(), zero.t()), dim=-1).contiguous()
-    return levels.view(out_features, in_features).to(torch.int32), scales_and_zeros, values
+    scales = ((high - low) / _LEVELS).clamp_min(torch.finfo(dtype).tiny).to(dtype)
+    wide = scales.float()
+    zeros = (low + middle * wide).to(dtype).float() - middle * wide
+    levels = ((groups - zeros.unsqueeze(-1)) / wide.unsqueeze(-1)).round_().clamp_(0, _LEVELS)
+    return Quantized(levels.view(outputs, inputs).to(torch.int32), scales, zeros)
 
 
 class Tiles(NamedTuple):
@@ -52,17 +64,18 @@ class Tiles(NamedTuple):
     """[tiles, groups, bytes]: of four inputs after another, two bytes of each output. The first byte holds the first
     input below and the third above, the second byte the second and the fourth."""
     scales: NDArray[np.uint16]
-    """bfloat16 [tiles, groups, 2, TILE]: scales, then zeros."""
+    """float16 [tiles, groups, 2, TILE]: scales, then zeros."""
 
 
-def tiled(levels: Tensor, scales_and_zeros: Tensor) -> Tiles:
-    """What `quantize` gives, in tiles."""
-    outputs, inputs = levels.shape
-    parts = levels.to(torch.uint8).view(outputs // TILE, TILE, inputs // GROUP, GROUP // 4, 2, 2)
+def tiled(quantized: Quantized) -> Tiles:
+    """The same in tiles; it must be of float16 and middle 0."""
+    outputs, inputs = quantized.levels.shape
+    parts = quantized.levels.to(torch.uint8).view(outputs // TILE, TILE, inputs // GROUP, GROUP // 4, 2, 2)
     both = parts[..., 0, :] | (parts[..., 1, :] << 4)  # [tiles, outputs, groups, fours, 2]
     bytes_ = both.permute(0, 2, 3, 1, 4).reshape(outputs // TILE, inputs // GROUP, -1).contiguous()
-    scales = scales_and_zeros.view(inputs // GROUP, outputs // TILE, TILE, 2).permute(1, 0, 3, 2).contiguous()
-    return Tiles(bytes_.numpy(), scales.view(torch.uint16).numpy())
+    factors = torch.stack((quantized.scales, quantized.zeros.half()))  # [2, outputs, groups]
+    factors = factors.view(2, outputs // TILE, TILE, inputs // GROUP).permute(1, 3, 0, 2).contiguous()
+    return Tiles(bytes_.numpy(), factors.view(torch.uint16).numpy())
 
 
 class Int4Linear(Linear):
@@ -75,15 +88,18 @@ class Int4Linear(Linear):
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, device: torch.device, *, in_tiles: bool
     ) -> None:
-        levels, scales, values = quantize(weight)
-        super().__init__(values, bias, dtype, device)
-        self.weight_bytes += scales.numel() * 2 + levels.numel() // 2
+        quantized = (
+            quantize(weight, torch.float16) if in_tiles else quantize(weight, torch.bfloat16, _TORCH_MIDDLE)
+        )
+        super().__init__(quantized.values(), bias, dtype, device)
+        self.weight_bytes += 2 * 2 * quantized.scales.numel() + weight.numel() // 2
         self.tiles: Tiles | None = None
         if in_tiles:
-            self.tiles = tiled(levels, scales)
+            self.tiles = tiled(quantized)
         else:
-            self._scales = scales
-            self._levels = torch._convert_weight_to_int4pack_for_cpu(levels, 2)
+            middle = (quantized.zeros + _TORCH_MIDDLE * quantized.scales.float()).bfloat16()
+            self._scales = torch.stack((quantized.scales.t(), middle.t()), dim=-1).contiguous()
+            self._levels = torch._convert_weight_to_int4pack_for_cpu(quantized.levels, 2)
 
     def _unary(self, x: Tensor, then: str) -> Tensor:
         if self.tiles is not None or x.shape[0] > PACKED_ROWS:

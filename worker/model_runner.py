@@ -81,9 +81,7 @@ class ModelRunner:
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.decode)
         if self._packed_step is not None:
-            hidden = self._packed_step(torch.tensor(token_ids), tables, lengths)
-            padded = torch.cat((hidden, hidden.new_zeros(count - rows, hidden.shape[1])))
-            return self.model.logits(padded)[:rows]
+            return self._packed_step(torch.tensor(token_ids), tables, lengths)
         attend = self._attention.decode(tables, lengths, count, self.row_counts.key_multiple)
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
         recur = None if self.states is None else Recurrence(self.states, entries)

@@ -18,21 +18,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention_kernels import EVERYTHING
-from worker.cpu_kernels import Floats, Ints, PoolRows, norm_row, put_row, turn_head
+from worker.cpu_kernels import Floats, Halves, Ints, PoolRows, norm_row, put_row, turn_head
 from worker.cpu_threads import in_parts
 from worker.decode_kernels import attend_head
 from worker.int4 import Int4Linear, Tiles
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.meeting import meet
 from worker.models.llama import LlamaModel
-from worker.norm import rms_norm
+from worker.pair_head import PairHead, head_rows
 from worker.vector_ops import GROUP, TILE, packed_1, packed_2, packed_4
-
-Halves = NDArray[np.uint16]
 
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 
@@ -49,6 +46,8 @@ class _Weights(NamedTuple):
     q_norms: Floats  # [layers, head_dim], or [layers, 0]
     k_norms: Floats
     biases: Floats  # [layers, qkv outputs], or [layers, 0]
+    norm: Floats  # the last one, [hidden]
+    head: Halves  # [vocab, hidden]
     eps: float
 
 
@@ -62,9 +61,9 @@ class _Room(NamedTuple):
 
 
 class PackedStep:
-    """The layers of `model` for decode, over the bfloat16 blocks of `cache`."""
+    """The layers of `model` and its head for decode, over the bfloat16 blocks of `cache`."""
 
-    def __init__(self, model: LlamaModel, cache: KVCache) -> None:
+    def __init__(self, model: LlamaModel, cache: KVCache, head: PairHead) -> None:
         """Takes over the tiles of the model's layers."""
         layers = model.layers
         self._model = model
@@ -87,18 +86,20 @@ class PackedStep:
             torch.stack([none if pair is None else pair.q for pair in heads]).numpy(),
             torch.stack([none if pair is None else pair.k for pair in heads]).numpy(),
             torch.stack(biases).numpy(),
+            model.norm.numpy(),
+            head.weight,
             model.config.rms_norm_eps,
         )
 
     @classmethod
     def of(cls, model: object, cache: KVCache) -> PackedStep | None:
         """None for a model without tiles, or where the cache is not of bfloat16 arrays."""
-        if not isinstance(model, LlamaModel) or not model.in_tiles or not cache.has_arrays:
+        if not isinstance(model, LlamaModel) or not model.in_tiles or not isinstance(model.head, PairHead):
             return None
-        return cls(model, cache) if cache.dtype == torch.bfloat16 else None
+        return cls(model, cache, model.head) if cache.has_arrays and cache.dtype == torch.bfloat16 else None
 
     def __call__(self, token_ids: Tensor, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Final hidden rows [rows, hidden] of one token for each sequence, at position `lengths[i]` of it."""
+        """Float32 logits [rows, vocab] of one token for each sequence, at position `lengths[i]` of it."""
         model, config = self._model, self._model.config
         rows = len(lengths)
         x = model.embed(token_ids)
@@ -115,8 +116,10 @@ class PackedStep:
             np.zeros(1, np.int64),
         )
         given = x.numpy(), self._weights, self._memory, places, positions.numpy(), cos.numpy(), sin.numpy(), room
-        in_parts(torch.get_num_threads(), lambda part, parts: _step(*given, part, parts))
-        return rms_norm(x, model.norm, config.rms_norm_eps)
+        logits = torch.empty(rows, config.vocab_size)
+        out = logits.numpy()
+        in_parts(torch.get_num_threads(), lambda part, parts: _step(*given, part, parts, out))
+        return logits
 
 
 def _stacked(linears: Sequence[Int4Linear]) -> Tiles:
@@ -142,8 +145,9 @@ def _step(
     room: _Room,
     part: int,
     parts: int,
+    logits: Floats,
 ) -> None:
-    """This thread's share of all layers; x [rows, hidden] moves on in place."""
+    """This thread's share of all layers and of the head; x [rows, hidden] moves on in place."""
     hidden, widest = x.shape[1], max(x.shape[1], room.mixed.shape[1], room.gated.shape[1])
     halves = np.empty((len(x), widest), np.uint16)
     sums = np.empty((len(x), widest // GROUP), np.float32)
@@ -178,6 +182,10 @@ def _step(
         _product(weights.down, layer, halves, sums, room.gated.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
+    for r in range(len(x)):
+        norm_row(x[r], weights.norm, eps, size, row)
+        _round(row, halves[r], sums[r])
+    head_rows(halves, weights.head, part, parts, logits)
 
 
 @_kernel

@@ -45,11 +45,15 @@ TILE = _WIDTH
 """Outputs that a packed product makes at a time."""
 GROUP = 32
 """Inputs of a packed matrix that share a scale and a zero point."""
+SCORED_KEYS = _WIDTH
+"""Keys that `score_row` takes at a time."""
+PAIR_DIMENSIONS = 2 * _WIDTH
+"""What the sizes of `score_row` and `mix_1` to `mix_4` are multiples of."""
 _CHUNK_BYTES = TILE * 2  # four inputs of each output
 _GROUP_BYTES = TILE * GROUP // 2
 _SCALE_BYTES = TILE * 4
-# level - 8 for levels 0 to 15 as bfloat16, twice: what lies in the bit above a level's four does not matter.
-_LEVELS = [int(bits) for bits in np.arange(-8, 8, dtype=np.float32).view(np.uint32) >> 16] * 2
+# Levels 0 to 15 as bfloat16, twice: what lies in the bit above a level's four does not matter.
+_LEVELS = [int(bits) for bits in np.arange(16, dtype=np.float32).view(np.uint32) >> 16] * 2
 
 _f32, _i16, _i32, _i64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _floats, _ints = ir.VectorType(_f32, _WIDTH), ir.VectorType(_i32, _WIDTH)
@@ -117,7 +121,7 @@ class _Vectors:
         return self.b.call(ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v"), [total, x, y])
 
     def levels(self, address: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Pairs of bfloat16, each a level less 8, from the lower and from the upper halves of 32 bytes."""
+        """Levels as pairs of bfloat16, from the lower and from the upper halves of 32 bytes."""
         words = ir.VectorType(_i16, 2 * _WIDTH)
         levels = self.b.zext(self.load(address, ir.VectorType(ir.IntType(8), 2 * _WIDTH)), words)
         upper = self.b.lshr(levels, ir.Constant(words, [4] * 2 * _WIDTH))
@@ -128,9 +132,8 @@ class _Vectors:
         return tuple(self.b.bitcast(self.b.call(look_up, [table, at]), _ints) for at in (levels, upper))
 
     def halves(self, address: ir.Value) -> ir.Value:
-        """A vector of float32 from bfloat16 in memory."""
-        wide = self.b.zext(self.load(address, ir.VectorType(_i16, _WIDTH)), _ints)
-        return self.b.bitcast(self.b.shl(wide, ir.Constant(_ints, [16] * _WIDTH)), _floats)
+        """A vector of float32 from float16 in memory."""
+        return self.b.fpext(self.load(address, ir.VectorType(ir.HalfType(), _WIDTH)), _floats)
 
     def added_up(self, rows: list[ir.Value]) -> ir.Value:
         """The sum of the lanes of each of 16 vectors, in the lane of its number."""

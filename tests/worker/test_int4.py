@@ -16,13 +16,14 @@ def some_weight(out_features: int, in_features: int) -> Tensor:
     return torch.randn(out_features, in_features, generator=torch.Generator().manual_seed(3)) * 0.02
 
 
-def test_values_are_within_half_a_level_of_the_weights():
+@pytest.mark.parametrize(("dtype", "middle"), [(torch.bfloat16, 8), (torch.float16, 0)])
+def test_values_are_within_half_a_level_of_the_weights(dtype: torch.dtype, middle: int):
     weight = some_weight(48, 4 * GROUP)
-    _, scales_and_zeros, values = quantize(weight)
-    half_level = scales_and_zeros[..., 0].t().float().unsqueeze(-1) / 2
-    # The zero point is rounded to bfloat16, which moves a whole group by up to 2 ** -8 of eight levels.
-    slack = 16 * half_level * 2**-8 + 1e-6
-    error = (values - weight).view(48, 4, GROUP).abs()
+    quantized = quantize(weight, dtype, middle)
+    half_level = quantized.scales.float().unsqueeze(-1) / 2
+    # Scale and zero are rounded, which moves weights by up to 16 levels times the type's precision.
+    slack = 32 * half_level * torch.finfo(dtype).eps + 1e-6
+    error = (quantized.values() - weight).view(48, 4, GROUP).abs()
     assert (error <= half_level + slack).all()
 
 
@@ -30,14 +31,24 @@ def test_weights_that_lie_on_levels_are_kept_but_for_bfloat16():
     levels = torch.randint(0, 16, (16, 2, GROUP), generator=torch.Generator().manual_seed(4)).float()
     levels[..., 0], levels[..., 1] = 0, 15
     weight = (levels * 0.0078125 - 0.0625).view(16, 2 * GROUP)  # powers of two: exact in bfloat16
-    _, _, values = quantize(weight)
-    assert torch.equal(values, weight)
+    assert torch.equal(quantize(weight, torch.bfloat16, 8).values(), weight)
+    assert torch.equal(quantize(weight, torch.float16).values(), weight)
+
+
+def test_weights_of_q4_1_are_kept():
+    random = torch.Generator().manual_seed(8)
+    levels = torch.randint(0, 16, (16, 3, GROUP), generator=random).float()
+    levels[..., 3], levels[..., 17] = 0, 15  # its groups reach from the least to the greatest level
+    scales = (torch.rand(16, 3, 1, generator=random) * 0.02).half().float()
+    least = (torch.randn(16, 3, 1, generator=random) * 0.1).half().float()
+    weight = (levels * scales + least).view(16, 3 * GROUP)
+    assert torch.equal(quantize(weight, torch.float16).values(), weight)
 
 
 def test_a_group_of_equal_weights_divides_by_no_zero():
     weight = torch.full((16, GROUP), 0.5)
-    _, _, values = quantize(weight)
-    assert torch.equal(values, weight)
+    assert torch.equal(quantize(weight, torch.bfloat16, 8).values(), weight)
+    assert torch.equal(quantize(weight, torch.float16).values(), weight)
 
 
 @pytest.mark.parametrize("rows", [1, 4, PACKED_ROWS, PACKED_ROWS + 1, 64])
@@ -50,7 +61,8 @@ def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool, i
     linear = Int4Linear(weight, bias, dtype, CPU, in_tiles=in_tiles)
     x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(6))
     other = torch.randn(rows, 64, generator=torch.Generator().manual_seed(7))
-    plain = F.linear(x, quantize(weight)[2], bias)
+    quantized = quantize(weight, torch.float16) if in_tiles else quantize(weight, torch.bfloat16, 8)
+    plain = F.linear(x, quantized.values(), bias)
     for found, expected in [
         (linear(x), plain),
         (linear.silu(x), F.silu(plain)),

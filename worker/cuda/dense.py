@@ -116,4 +116,5 @@ class DenseModel(Decoder[DenseLayer]):
 
     def few_logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """Float32 logits [rows, vocab] of a few final hidden rows."""
+        assert isinstance(self.head, Linear)  # another one is there on a CPU only
         return ops.skinny(hidden, self.head.weight, dtype=torch.float32)

@@ -13,6 +13,7 @@ from torch import Tensor
 from worker.int4 import Int4Linear, can_pack
 from worker.linear import Linear
 from worker.model_shape import AttentionLayer, ModelConfig, Rope
+from worker.pair_head import PairHead
 from worker.rope import Rotary
 from worker.weight_names import LAYER_PREFIX, weight_names
 
@@ -83,7 +84,13 @@ class Decoder(ABC, Generic[LayerT]):
         self.embedding = self.keep(embedding, self.dtype)
         head = embedding if self.config.tie_word_embeddings else top["lm_head.weight"]
         # Never packed: measured, four bits in the head cost more perplexity than in all layers together.
-        self.head = self.unpacked(head)
+        kept = self.embedding if head is embedding else head.to(device=self.device, dtype=self.dtype)
+        self.head: Linear | PairHead
+        if PairHead.takes(kept):
+            self.head = PairHead(kept)
+            self.weight_bytes += 0 if head is embedding else kept.numel() * kept.element_size()
+        else:
+            self.head = self.unpacked(head)
         self.load_top(top)
 
     def keep(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
