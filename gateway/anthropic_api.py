@@ -14,6 +14,7 @@ from gateway.anthropic_input import parse_messages, parse_tools
 from gateway.anthropic_params import MessagesParams, parse_params
 from gateway.body import parse_object
 from gateway.conversation import Conversation
+from gateway.grammar import Demand
 from gateway.openai_api import unknown_model
 from gateway.prompts import Prompt
 from gateway.service import REQUEST_ID, Gateway
@@ -24,18 +25,20 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
     """Raises `ServeError`."""
     model = gateway.client.model()
 
-    def read() -> tuple[MessagesParams, Conversation, Prompt]:
-        params, conversation = _read(gateway, body, to_count=False)
-        return params, conversation, gateway.maker.chat(conversation, model)
+    def read() -> tuple[MessagesParams, Conversation, Prompt, str | None]:
+        params, conversation, demand = _read(gateway, body, to_count=False)
+        prompt = gateway.maker.chat(conversation, model)
+        grammar = gateway.readers.grammar(conversation, prompt, demand, calls=params.calls)
+        return params, conversation, prompt, grammar
 
     with gateway.metrics.tokenize.time():
-        params, conversation, prompt = await gateway.in_thread(read)
+        params, conversation, prompt, grammar = await gateway.in_thread(read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
     caches = params.cache_prompt is not False
     return await gateway.answer(
         request,
-        [_generate(gateway, request_id, prompt, params, model, caches)],
+        [_generate(gateway, request_id, prompt, params, model, caches, grammar)],
         params.stop_sequences or (),
         MessageAnswer(request_id, params.model or gateway.model_names[0]),
         bool(params.stream),
@@ -49,14 +52,14 @@ async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
     model = gateway.client.model()
 
     def count() -> int:
-        _, conversation = _read(gateway, body, to_count=True)
+        _, conversation, _ = _read(gateway, body, to_count=True)
         return gateway.maker.count(conversation, model)
 
     counted = {"input_tokens": await gateway.in_thread(count)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")
 
 
-def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesParams, Conversation]:
+def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesParams, Conversation, Demand | None]:
     fields, settings = parse_object(body), gateway.settings
     params = parse_params(fields, to_count=to_count)
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
@@ -66,14 +69,20 @@ def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesPar
     )
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
-    return params, Conversation(told, tools, params.variables())
+    return params, Conversation(told, tools, params.variables()), params.demand(fields.get("tools"))
 
 
 def _generate(
-    gateway: Gateway, request_id: str, prompt: Prompt, params: MessagesParams, model: ModelInfo, caches: bool
+    gateway: Gateway,
+    request_id: str,
+    prompt: Prompt,
+    params: MessagesParams,
+    model: ModelInfo,
+    caches: bool,
+    grammar: str | None,
 ) -> Generate:
     room = model.max_model_len - len(prompt.token_ids)
-    sampling = params.sampling(room, gateway.maker.end_token_ids, model.vocab_size)
+    sampling = params.sampling(room, gateway.maker.end_token_ids, model.vocab_size, grammar)
     return Generate(request_id, prompt.token_ids, prompt.boundaries, sampling, cache_prompt=caches)
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.demands import strict_tools
+from gateway.grammar import Demand
 from gateway.openai_params import MAX_STOPS, CommonParams, Stop, checked, template_variables
 from protocol.errors import RequestError
 
@@ -24,7 +26,25 @@ class ToolChoice(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
     type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(BaseModel):
+    """`output_config.format`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    type: Literal["json_schema"]
+    wanted: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """`output_config`. Its effort is not kept: a model of ours has no such measure."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format: OutputFormat | None = None
 
 
 class MessagesParams(CommonParams):
@@ -33,6 +53,7 @@ class MessagesParams(CommonParams):
     stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     thinking: Thinking | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -44,6 +65,15 @@ class MessagesParams(CommonParams):
     def one_call(self) -> bool:
         """At most one of them, once."""
         return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use is True
+
+    def demand(self, tools: object) -> Demand | None:
+        """What form the answer must have."""
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool"):
+            name = choice.name if choice.type == "tool" else None
+            return Demand("tool_choice", tool=name, strict=strict_tools(tools))
+        form = self.output_config.format if self.output_config else None
+        return Demand("output_config.format", form.wanted) if form else None
 
     def variables(self) -> dict[str, Any]:
         """For the template, under both names that templates have for it; nothing asked for leaves it its default."""
@@ -58,8 +88,8 @@ def parse_params(body: dict[str, Any], *, to_count: bool = False) -> MessagesPar
     params = checked(MessagesParams, body)
     if params.max_tokens is None and not to_count:
         raise RequestError("max_tokens: Field required", param="max_tokens")
-    if params.tool_choice is not None and params.tool_choice.type in ("any", "tool"):
-        raise RequestError("tool_choice can only be auto or none here", param="tool_choice")
+    if params.tool_choice is not None and params.tool_choice.type == "tool" and params.tool_choice.name is None:
+        raise RequestError("tool_choice.name: Field required", param="tool_choice.name")
     if params.choices != 1:
         raise RequestError("n can only be 1 here", param="n")
     return params

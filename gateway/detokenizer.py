@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.control_tokens import ControlTokens
 from protocol.errors import SettingsError
 
 _Utf8 = getincrementaldecoder("utf-8")
@@ -26,10 +27,27 @@ class TokenBytes:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes_of = {"byte_level": _byte_level, "sentencepiece": _sentencepiece}[_scheme(tokenizer)]
         self._known: dict[int, bytes] = {}
+        self._special_ids = {added[token_id].content: token_id for token_id in self._special}
+        self._find_special = ControlTokens(self._special_ids)
 
     def text(self, token_id: int) -> bytes:
         """What the token adds to an answer."""
         return b"" if token_id in self._special else self.spelled(token_id)
+
+    @property
+    def special(self) -> frozenset[int]:
+        return self._special
+
+    def split(self, text: str) -> Iterator[int | str]:
+        """The special tokens in a text by their ids, and the texts between them."""
+        at = 0
+        for match in self._find_special.matches(text):
+            if at < match.start():
+                yield text[at : match.start()]
+            yield self._special_ids[match.group()]
+            at = match.end()
+        if at < len(text):
+            yield text[at:]
 
     def special_in(self, texts: Iterable[str]) -> frozenset[int]:
         """The special tokens that are part of any of some texts."""

@@ -47,9 +47,9 @@ async def _answer(
     gateway: Gateway, request: web.Request, body: bytes, kind: Literal["chat", "completion"]
 ) -> web.StreamResponse:
     model = gateway.client.model()
-    read = partial(_read, gateway.maker, model, body, kind, gateway.model_names, gateway.settings)
+    read = partial(_read, gateway, model, body, kind)
     with gateway.metrics.tokenize.time():
-        params, prompts, conversation = await gateway.in_thread(read)
+        params, prompts, conversation, grammar = await gateway.in_thread(read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     make = ChatAnswer if kind == "chat" else CompletionAnswer
     answer = make(
@@ -58,7 +58,7 @@ async def _answer(
         gateway.maker.token_bytes,
         usage_asked=params.include_usage,
     )
-    requests = _requests(request_id, prompts, params, gateway.maker, model)
+    requests = _requests(request_id, prompts, params, gateway.maker, model, grammar)
     absorbed = conversation if params.cache_prompt is not False else None
     reader = _AS_TEXT if conversation is None else _reader(gateway, conversation, prompts[0], params)
     stops, stream = params.stop or (), bool(params.stream)
@@ -76,19 +76,24 @@ def _reader(gateway: Gateway, conversation: Conversation, prompt: Prompt, params
 
 
 def _read(
-    maker: PromptMaker, model: ModelInfo, body: bytes, kind: str, names: Sequence[str], settings: GatewaySettings
-) -> tuple[CommonParams, list[Prompt], Conversation | None]:
-    """Everything between the body and the token ids, and the conversation if there is one."""
+    gateway: Gateway, model: ModelInfo, body: bytes, kind: str
+) -> tuple[CommonParams, list[Prompt], Conversation | None, str | None]:
+    """Everything between the body and the token ids, the conversation if there is one, and its answers' grammar."""
+    maker, settings = gateway.maker, gateway.settings
     fields = parse_object(body)
     params = parse_params("chat" if kind == "chat" else "completion", fields)
-    if settings.strict_model and params.model is not None and params.model not in names:
+    if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
         raise unknown_model(params.model)
     if isinstance(params, ChatParams):
         conversation = _conversation(fields, params, settings)
-        return params, [maker.chat(conversation, model)], conversation
+        demand = params.demand(fields.get("tools"))
+        prompt = maker.chat(conversation, model)
+        calls = params.tool_choice != "none"
+        grammar = gateway.readers.grammar(conversation, prompt, demand, calls=calls)
+        return params, [prompt], conversation, grammar
     assert isinstance(params, CompletionParams)
     given = _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)
-    return params, [maker.completion(prompt, model) for prompt in given], None
+    return params, [maker.completion(prompt, model) for prompt in given], None, None
 
 
 def unknown_model(name: str) -> RequestError:
@@ -126,7 +131,12 @@ def _prompts(value: object, vocab_size: int) -> list[str | array[int]]:
 
 
 def _requests(
-    request_id: str, prompts: Sequence[Prompt], params: CommonParams, maker: PromptMaker, model: ModelInfo
+    request_id: str,
+    prompts: Sequence[Prompt],
+    params: CommonParams,
+    maker: PromptMaker,
+    model: ModelInfo,
+    grammar: str | None,
 ) -> list[Generate]:
     requests: list[Generate] = []
     for at, prompt in enumerate(prompts):
@@ -138,7 +148,7 @@ def _requests(
                 request_id if len(prompts) == 1 else f"{request_id}.{at}",
                 prompt.token_ids,
                 prompt.boundaries,
-                params.sampling(room, maker.end_token_ids, model.vocab_size),
+                params.sampling(room, maker.end_token_ids, model.vocab_size, grammar),
                 params.choices,
                 params.cache_prompt is not False,
             )

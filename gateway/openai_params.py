@@ -6,12 +6,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gateway.demands import ResponseFormat, call_demand
+from gateway.grammar import Demand
 from protocol.errors import RequestError
 from protocol.messages import Sampling
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+_ID_DIGITS = 20  # of a token id written out, leading zeros too: int() refuses thousands
 _SEED_MASK = (1 << 63) - 1
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -82,7 +85,9 @@ class CommonParams(BaseModel):
         """How many alternatives to each token are asked for; None for no log-probabilities at all."""
         return None
 
-    def sampling(self, room: int, end_token_ids: frozenset[int], vocab_size: int) -> Sampling:
+    def sampling(
+        self, room: int, end_token_ids: frozenset[int], vocab_size: int, grammar: str | None = None
+    ) -> Sampling:
         """`room` is the number of new tokens that fit in the context, at least 1."""
         top_k = self.top_k or 0
         return Sampling(
@@ -98,15 +103,8 @@ class CommonParams(BaseModel):
             seed=None if self.seed is None else self.seed & _SEED_MASK,
             logprobs=self.asked_logprobs,
             stop_token_ids=() if self.ignore_eos else tuple(sorted(end_token_ids)),
+            grammar=grammar,
         )
-
-
-class TypedObject(BaseModel):
-    """An object whose `type` decides what it means."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    type: str
 
 
 class ChatParams(CommonParams):
@@ -117,7 +115,7 @@ class ChatParams(CommonParams):
     top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: TypedObject | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -130,12 +128,14 @@ class ChatParams(CommonParams):
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def demand(self, tools: object) -> Demand | None:
+        """What form the answer must have. Raises `RequestError`."""
+        called = call_demand(self.tool_choice, tools)
+        wanted = self.response_format.demand("response_format") if self.response_format else None
+        return called or wanted
+
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""
-        if self.tool_choice not in (None, "auto", "none"):
-            raise RequestError("tool_choice can only be auto or none here", param="tool_choice")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise RequestError("response_format can only be text here", param="response_format")
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
 
@@ -207,9 +207,10 @@ def _or(value: float | None, default: float) -> float:
 def _bias(value: dict[str, float], vocab_size: int) -> dict[int, float]:
     bias: dict[int, float] = {}
     for token, weight in value.items():
-        if not token.isascii() or not token.isdigit() or int(token) >= vocab_size:
+        known = token.isascii() and token.isdigit() and len(token) <= _ID_DIGITS and int(token) < vocab_size
+        if not known:
             raise RequestError(
-                f"logit_bias: {token!r} is no token id of this model", param=f"logit_bias.{token[:64]}"
+                f"logit_bias: {token[:64]!r} is no token id of this model", param=f"logit_bias.{token[:64]}"
             )
         bias[int(token)] = float(weight)
     return bias

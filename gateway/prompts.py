@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from jinja2.exceptions import TemplateError
@@ -24,7 +25,7 @@ from gateway.template_probe import learn, probe_texts
 from gateway.tokenizer import PromptTokenizer, TooLongError
 from protocol.digest import root_digest
 from protocol.errors import RequestError
-from protocol.messages import Boundary, ModelInfo
+from protocol.messages import Boundary, ModelInfo, Vocabulary
 
 _SAMPLE = "  It's 12345\n\n größe e\u0301 日本😀\t x "  # what tokenizers split in different ways
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}  # templates print them without looking whether they are there
@@ -86,6 +87,13 @@ class PromptMaker:
         self._prefix = self.tokenizer.default_prefix()
         self._kept_from = max(len(self._prefix), 1)  # BOS alone is nothing to keep
         self.end_token_ids = files.end_token_ids | self._template_ends()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens' bytes, as the worker needs them for grammars."""
+        tokens = self.token_bytes
+        spelled = " ".join(tokens.spelled(token_id).hex() for token_id in range(self.tokenizer.vocab_size))
+        return Vocabulary(spelled, tuple(sorted(tokens.special)), tuple(sorted(self.end_token_ids)))
 
     def chat(self, conversation: Conversation, model: ModelInfo) -> Prompt:
         """Raises `RequestError` where the template refuses or the prompt fills the context."""

@@ -59,7 +59,7 @@ class Calls:
         """The JSON types that a parameter may have, as far as its schema says; empty where it says nothing."""
         properties = self._parameters.get(name, {}).get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
-        return frozenset(_types(schema))
+        return types_of(schema)
 
     def typed(self, name: str, key: str, text: str) -> Any:
         """The value that a notation without types writes as `text`."""
@@ -120,6 +120,11 @@ def _python(text: str) -> Any:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
     return value
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The JSON types that a schema allows, as far as it says; empty where it says nothing."""
+    return frozenset(_types(schema))
 
 
 def _types(schema: Any) -> Iterable[str]:

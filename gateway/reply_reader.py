@@ -1,16 +1,18 @@
-"""Chooses how a request's answers are read, by its model's template, its tools and the settings."""
+"""Chooses how a request's answers are read, and forced: by its model's template, its tools and the settings."""
 
 from __future__ import annotations
 
 import logging
 
+from gateway.call_layout import find_layout
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
+from gateway.grammar import Demand, Reasoning, answer_grammar
 from gateway.prompts import Prompt, PromptMaker
 from gateway.reply import ReplyParser, ReplyReader
 from gateway.reply_calls import Calls
 from gateway.reply_formats import NOTATIONS, THINKINGS, markers
-from gateway.reply_parser import StreamParser
+from gateway.reply_parser import StreamParser, Thinking
 from gateway.reply_probe import Formats, find_formats
 
 _log = logging.getLogger("prefixd.gateway")
@@ -23,6 +25,10 @@ class ReplyReaders:
         self._maker = maker
         self._formats = {
             id(renderer): _chosen(find_formats(renderer), settings) for renderer in maker.renderers.values()
+        }
+        self._layouts = {
+            id(renderer): find_layout(renderer, NOTATIONS.get(self._formats[id(renderer)].calls))
+            for renderer in maker.renderers.values()
         }
         for formats in sorted(set(self._formats.values())):
             _log.info("answers are read with calls as %s and reasoning as %s", formats.calls, formats.reasoning)
@@ -38,15 +44,53 @@ class ReplyReaders:
         formats = self.formats(conversation)
         notation = NOTATIONS.get(formats.calls) if calls and conversation.tools else None
         thinking = THINKINGS.get(formats.reasoning)
-        opening, asked = prompt.opening, conversation.messages[-1].content.strip()
-        if asked and not conversation.continues:
-            opening = opening.rpartition(asked)[2]  # where no cut parts them, what was asked must not open it
-        inside = thinking is not None and thinking.opened_by(opening)
+        inside = thinking is not None and thinking.opened_by(_opening(conversation, prompt))
 
         def parser() -> ReplyParser:
             return StreamParser(thinking, notation, Calls(conversation.tools), inside=inside, one_call=one_call)
 
         return ReplyReader(parser, self._maker.token_bytes.special_in(markers(notation, thinking)))
+
+    def grammar(
+        self, conversation: Conversation, prompt: Prompt, demand: Demand | None, *, calls: bool
+    ) -> str | None:
+        """The grammar of answers to `demand`; `calls`: where it is for JSON, a tool may be called instead.
+
+        Raises `RequestError` naming its field, where such answers cannot be forced.
+        """
+        if demand is None:
+            return None
+        formats = self.formats(conversation)
+        thinking = THINKINGS.get(formats.reasoning)
+        if conversation.continues:
+            raise demand.refused("an answer that goes on from the last message cannot be forced into a form")
+        if thinking is not None and thinking.silent:
+            raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
+        layout = self._layouts[id(self._maker.renderer(conversation))]
+        tools = conversation.tools if calls or demand.schema is None else ()
+        if demand.schema is None:
+            tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
+            if not tools:
+                raise demand.refused("there is no such tool" if demand.tool else "there are no tools to call")
+            if layout is None:
+                raise demand.refused(f"calls in the notation of this model ({formats.calls}) cannot be forced")
+        reasoning = None if thinking is None else _reasoning(thinking, _opening(conversation, prompt))
+        self._maker.vocabulary  # noqa: B018 (made here, on a thread, and not where it is sent)
+        return answer_grammar(demand, tools, layout, reasoning, self._maker.token_bytes.split)
+
+
+def _opening(conversation: Conversation, prompt: Prompt) -> str:
+    """What the prompt has begun of the answer."""
+    opening, asked = prompt.opening, conversation.messages[-1].content.strip()
+    if asked and not conversation.continues:
+        opening = opening.rpartition(asked)[2]  # where no cut parts them, what was asked must not open it
+    return opening
+
+
+def _reasoning(thinking: Thinking, opening: str) -> Reasoning | None:
+    """None where the prompt has already closed it."""
+    opened = thinking.opened_by(opening)
+    return None if not opened and thinking.close in opening else Reasoning(thinking.open, thinking.close, opened)
 
 
 def _chosen(found: Formats, settings: GatewaySettings) -> Formats:

@@ -192,7 +192,7 @@ def _head(response_id: str, model: str, params: ResponsesParams, tools: Tools) -
         "service_tier": "default",
         "store": False,
         "temperature": 1.0 if params.temperature is None else params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _text_format(params)},
         "tool_choice": params.tool_choice or "auto",
         "tools": list(tools.echoed),
         "top_logprobs": params.top_logprobs or 0,
@@ -201,3 +201,8 @@ def _head(response_id: str, model: str, params: ResponsesParams, tools: Tools) -
         "usage": None,
         "user": params.user,
     }
+
+
+def _text_format(params: ResponsesParams) -> dict[str, Any]:
+    form = params.text.format if params.text else None
+    return form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}

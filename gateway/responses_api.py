@@ -26,6 +26,7 @@ class _Read(NamedTuple):
     tools: Tools
     conversation: Conversation
     prompt: Prompt
+    grammar: str | None
 
 
 async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
@@ -43,7 +44,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
         request_id,
         prompt.token_ids,
         prompt.boundaries,
-        params.sampling(room, gateway.maker.end_token_ids, model.vocab_size),
+        params.sampling(room, gateway.maker.end_token_ids, model.vocab_size, read.grammar),
         1,
         cached,
     )
@@ -77,4 +78,7 @@ def _read(gateway: Gateway, model: ModelInfo, body: bytes) -> _Read:
         if error.param == "messages":  # the name that the other dialects have for it
             error.param = "input"
         raise
-    return _Read(params, tools, conversation, prompt)
+    demand = params.demand(fields.get("tools"))
+    calls = params.tool_choice != "none"
+    grammar = gateway.readers.grammar(conversation, prompt, demand, calls=calls)
+    return _Read(params, tools, conversation, prompt, grammar)

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.openai_params import MAX_LOGPROBS, CommonParams, Count, TypedObject, Whole, checked
+from gateway.demands import call_demand, json_demand
+from gateway.grammar import Demand
+from gateway.openai_params import MAX_LOGPROBS, CommonParams, Count, Whole, checked
 from protocol.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -30,12 +32,24 @@ class Reasoning(BaseModel):
     generate_summary: str | None = None  # its old name
 
 
+class TextFormat(BaseModel):
+    """`text.format`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    wanted: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
 class TextOptions(BaseModel):
     """`text`."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    format: TypedObject | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -81,13 +95,15 @@ class ResponsesParams(CommonParams):
     def effort(self) -> str | None:
         return self.reasoning.effort if self.reasoning else None
 
+    def demand(self, tools: object) -> Demand | None:
+        """What form the answer must have. Raises `RequestError`."""
+        form = self.text.format if self.text else None
+        called = call_demand(self.tool_choice, tools)
+        wanted = json_demand(form.type, form.wanted, "text.format") if form else None
+        return called or wanted
+
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""
-        if self.tool_choice not in (None, "auto", "none"):
-            raise RequestError("tool_choice can only be auto or none here", param="tool_choice")
-        form = self.text and self.text.format
-        if form and form.type != "text":
-            raise RequestError("text.format can only be text here", param="text.format")
         if self.choices != 1:
             raise RequestError("n can only be 1 here", param="n")
 

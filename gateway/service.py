@@ -51,6 +51,7 @@ class Gateway:
         self.maker = maker
         self.readers = ReplyReaders(maker, settings)
         self.client = client
+        client.vocabulary = lambda: maker.vocabulary
         self.metrics = GatewayMetrics()
         self.metrics.watch(client)
         self.stopping = False

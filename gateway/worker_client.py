@@ -34,6 +34,7 @@ from protocol.messages import (
     ModelInfo,
     Progress,
     Tokens,
+    Vocabulary,
 )
 
 Event = Accepted | Progress | Tokens | Finished | Completed | Failed
@@ -69,6 +70,8 @@ class WorkerClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._last_refusal = ""
         self.bad_frames = 0
+        self.vocabulary: Callable[[], Vocabulary] | None = None  # asked for before a first request with a grammar
+        self._told_epoch: str | None = None  # of the worker that knows it
         self.on_lost: Callable[[int], None] | None = None  # told the number of requests that were open
 
     async def start(self) -> None:
@@ -121,6 +124,8 @@ class WorkerClient:
             raise ValueError(f"request {request.request_id} is open already")
         self.model()
         assert self._heartbeat is not None
+        if request.sampling.grammar is not None:
+            self._tell_vocabulary(self._heartbeat.epoch)
         if not self._send(request):
             raise WorkerUnavailable("the worker cannot be reached")
         self._open[request.request_id] = _Open(self._heartbeat.epoch, queue)
@@ -143,6 +148,11 @@ class WorkerClient:
         for request_id in list(self._open):
             self.cancel(request_id, cause)
             self._open.pop(request_id).queue.put_nowait(error)
+
+    def _tell_vocabulary(self, epoch: str) -> None:
+        """Messages keep their order: what is sent now is known when the request comes."""
+        if self.vocabulary is not None and self._told_epoch != epoch and self._send(self.vocabulary()):
+            self._told_epoch = epoch
 
     def _connect(self) -> None:
         if self._socket is not None:

@@ -85,7 +85,7 @@ def test_strict_model_names(start):
         ({"messages": HELLO, "stream_options": {"include_usage": "no"}}, "stream_options.include_usage"),
         ({"messages": HELLO, "top_logprobs": 50, "logprobs": True}, "top_logprobs"),
         ({"messages": HELLO, "cache_prompt": "maybe"}, "cache_prompt"),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -74,17 +74,3 @@ def test_no_tools_no_calls_and_the_same_prompt(official: openai.OpenAI):
     assert silent.choices[0].message.content.strip() == CALL
     assert silent.usage.prompt_tokens == calling.usage.prompt_tokens
     assert silent.usage.prompt_tokens_details.cached_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
-    ],
-)
-def test_what_cannot_be_forced_is_refused(official: openai.OpenAI, fields: dict[str, Any], param: str):
-    with pytest.raises(openai.BadRequestError) as refused:
-        official.chat.completions.create(messages=ASKED, **FIELDS, **fields)
-    assert refused.value.param == param

@@ -30,6 +30,7 @@ from protocol.messages import (
     Reply,
     TokenLogprob,
     Tokens,
+    Vocabulary,
 )
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
 
@@ -48,6 +49,7 @@ class FakeWorker:
         self.requests: list[Generate] = []
         self.cancels: list[Cancel] = []
         self.absorbed: list[Absorb] = []
+        self.vocabularies: list[Vocabulary] = []
         self.cancelled = asyncio.Event()
         self.script: Callable[[Call], Awaitable[None]] = say("Hello there!")
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,6 +87,8 @@ class FakeWorker:
                     self._tasks.append(asyncio.create_task(self._run(Call(self, peer, request))))
                 case Absorb() as absorb:
                     self.absorbed.append(absorb)
+                case Vocabulary() as vocabulary:
+                    self.vocabularies.append(vocabulary)
                 case Cancel() as cancel:
                     self.cancels.append(cancel)
                     self.cancelled.set()

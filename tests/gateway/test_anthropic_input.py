@@ -260,8 +260,13 @@ WRONG = [
     ({"stream": "yes"}, "stream: Input should be a valid boolean"),
     ({"thinking": {"type": "wild"}}, "thinking.type: Input should be"),
     ({"tool_choice": "auto"}, "tool_choice: Input should be"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice can only be auto or none here"),
-    ({"tool_choice": {"type": "tool", "name": "lookup"}}, "tool_choice can only be auto or none here"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
+    ({"tool_choice": {"type": "tool", "name": "lookup"}}, "tool_choice: there is no such tool"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name: Field required"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+        "output_config.format: the schema",
+    ),
     ({"model": 5}, "model: Input should be a valid string"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages cannot be set"),
 ]

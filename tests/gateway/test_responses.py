@@ -166,7 +166,7 @@ async def test_an_empty_answer(served: Served, worker: FakeWorker):
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}}, "text.format"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"max_output_tokens": -1}, "max_output_tokens"),

@@ -1,0 +1,63 @@
+"""The fields with which clients ask for JSON of a schema or for a call, as the form that an answer must have."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.grammar import Demand
+from protocol.errors import RequestError
+
+
+class NamedSchema(BaseModel):
+    """`response_format.json_schema`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    wanted: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    def demand(self, field: str) -> Demand | None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise RequestError(f"{field}.json_schema: Field required", param=f"{field}.json_schema")
+        return json_demand(self.type, self.json_schema.wanted if self.json_schema else None, field)
+
+
+def json_demand(kind: str, schema: dict[str, Any] | None, field: str) -> Demand | None:
+    """What a format asks for; a schema left out is that of any object."""
+    if kind == "text":
+        return None
+    return Demand(field, {"type": "object"} if kind == "json_object" or schema is None else schema)
+
+
+def call_demand(choice: str | dict[str, Any] | None, tools: object) -> Demand | None:
+    """What a `tool_choice` of either OpenAI API asks for. Raises `RequestError` for what is not known."""
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return Demand("tool_choice", strict=strict_tools(tools))
+    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom") and isinstance(inner, dict):
+        name = inner.get("name")
+        if isinstance(name, str):
+            return Demand("tool_choice", tool=name, strict=strict_tools(tools))
+    raise RequestError("tool_choice can only be auto, none, required or a function here", param="tool_choice")
+
+
+def strict_tools(tools: object) -> frozenset[str]:
+    """The names of tools that want to be called exactly as their schemas say, in any dialect's list."""
+    found: set[str] = set()
+    for tool in tools if isinstance(tools, list) else ():
+        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        if isinstance(inner, dict) and inner.get("strict") is True and isinstance(inner.get("name"), str):
+            found.add(inner["name"])
+    return frozenset(found)

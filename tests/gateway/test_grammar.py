@@ -1,0 +1,224 @@
+"""Grammars of forced answers: calls in the spelling of each template, and what their texts must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from test_reply_templates import FORMATS, NAMES, OURS, WRITTEN_BY_US, needs_templates, renderer
+
+from gateway.call_layout import CallLayout, Tags, find_layout
+from gateway.grammar import Demand, Reasoning, answer_grammar
+from gateway.reply import Reply
+from gateway.reply_calls import Calls
+from gateway.reply_formats import NOTATIONS
+from gateway.reply_parser import StreamParser
+from protocol.errors import RequestError
+
+END, MARK = 256, 257
+FORCED = "tool_choice"
+JSON = CallLayout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+TAGS = CallLayout("<call=", ">\n", "</call>", Tags("<arg=", ">\n", "\n</arg>\n"))
+# Templates whose calls cannot be forced: keys without quotes, arguments as text or before the name, or no end.
+UNKNOWN = {
+    "Apertus-8B-Instruct",
+    "Cohere2MoE",
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "GLM-4.6",
+    "chatqa",
+    "deepseek-ai-DeepSeek-V3",
+    "llama-cpp-rwkv-world",
+    "meetkai-functionary-medium-v3.1",
+    "openai-gpt-oss-120b",
+    "upstage-Solar-Open-100B",
+    "gemma",
+}
+CALLING = [name for name in [*NAMES, *OURS] if name in OURS or FORMATS.get(name, WRITTEN_BY_US)[0] != "none"]
+
+
+class Bytes:
+    """A vocabulary of single bytes, an end, and a special token."""
+
+    bos_token_id = None
+    eos_token_id = END
+    special_token_ids = (END, MARK)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", b"<mark>")
+
+    def __call__(self, text: object) -> list[int]:
+        raise TypeError("no text is forced")
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def pieces(text: str) -> list[int | str]:
+    before, found, after = text.partition("<mark>")
+    return [piece for piece in (before, MARK if found else "", after) if piece != ""]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether a text can be an answer, and the answer ends there."""
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    ids = [token for piece in pieces(text) for token in (piece.encode() if isinstance(piece, str) else [piece])]
+    return all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()
+
+
+def tool(name: str = "lookup", required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+
+
+LOOKUP = tool(required=("q",), q={"type": "string"}, n={"type": "integer"}, on={"type": "boolean"})
+
+
+def forced(layout: CallLayout, *tools: dict[str, Any], reasoning: Reasoning | None = None, **demand: Any) -> str:
+    return answer_grammar(Demand(FORCED, **demand), tools, layout, reasoning, pieces)
+
+
+@needs_templates
+@pytest.mark.parametrize("name", CALLING)
+def test_a_forced_call_is_spelled_as_the_template_spells_it_and_read_as_a_call(name: str):
+    notation = NOTATIONS[(OURS[name][1] if name in OURS else FORMATS.get(name, WRITTEN_BY_US))[0]]
+    layout = find_layout(renderer(name), notation)
+    assert (layout is None) == (name in UNKNOWN)
+    if layout is None:
+        return
+    arguments = {"q": "größe\n", "n": 3}
+    text = layout.written("lookup", arguments)
+    grammar = answer_grammar(Demand(FORCED), [LOOKUP], layout, None, lambda text: [text] if text else [])
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    assert matcher.consume_tokens(list(text.encode()))
+    assert matcher.is_accepting()
+    parser = StreamParser(None, notation, Calls((LOOKUP,)), inside=False, one_call=False)
+    reply = Reply.of([*parser.feed(text), *parser.finish()])
+    assert [(call.name, call.value()) for call in reply.calls] == [("lookup", arguments)]
+
+
+def test_json_arguments_follow_the_schema():
+    grammar = forced(JSON, LOOKUP)
+    for arguments, fits in (
+        ({"q": "x"}, True),
+        ({"q": "x", "n": 3, "on": True}, True),
+        ({"n": 3}, False),
+        ({"q": 3}, False),
+        ({"q": "x", "other": 1}, False),
+    ):
+        assert accepts(grammar, JSON.written("lookup", arguments)) == fits, arguments
+    assert not accepts(grammar, "I cannot.")
+    assert not accepts(grammar, JSON.written("other", {"q": "x"}))
+    assert not accepts(grammar, JSON.written("lookup", {"q": "x"}) * 2)
+
+
+def test_any_of_the_tools_may_be_called():
+    grammar = forced(JSON, LOOKUP, tool("stop"))
+    assert accepts(grammar, JSON.written("lookup", {"q": "x"}))
+    assert accepts(grammar, JSON.written("stop", {}))
+
+
+def test_blanks_in_json_have_an_end():
+    grammar = forced(JSON, LOOKUP)
+    tight = JSON.written("lookup", {"q": "x"})
+    assert accepts(grammar, tight.replace('"x"', ' \n\t"x"'))
+    assert not accepts(grammar, tight.replace('"x"', " " * 100 + '"x"'))
+
+
+def test_a_name_is_escaped_in_json_and_nowhere_else():
+    assert accepts(forced(JSON, tool('a"b')), '<tool_call>\n{"name": "a\\"b", "arguments": {}}\n</tool_call>')
+    assert accepts(forced(TAGS, tool('a"b')), '<call=a"b>\n</call>')
+
+
+def test_tagged_arguments_follow_the_schema():
+    named = tool(
+        required=("q", "kind"),
+        q={"type": "string"},
+        kind={"enum": ["one", "two"]},
+        n={"type": ["integer", "null"]},
+        where={"$ref": "#/$defs/place"},
+        note={"anyOf": [{"type": "string"}, {"type": "null"}]},
+    )
+    place = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    named["function"]["parameters"]["$defs"] = {"place": place}
+    grammar = forced(TAGS, named)
+    for arguments, fits in (
+        ({"q": "a\nb </arg", "kind": "two"}, True),
+        ({"q": "", "kind": "one", "n": 3, "where": {"x": 1.5}, "note": "null"}, True),
+        ({"q": "x", "kind": "one", "n": None}, True),
+        ({"q": "x", "kind": "three"}, False),
+        ({"q": "x"}, False),
+        ({"q": "x", "kind": "one", "n": "many"}, False),
+        ({"q": "x", "kind": "one", "where": {"y": 1}}, False),
+    ):
+        assert accepts(grammar, TAGS.written("lookup", arguments)) == fits, arguments
+
+
+def test_reasoning_that_was_opened_must_end_first():
+    grammar = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "</think>", True))
+    call = JSON.written("lookup", {"q": "x"})
+    assert accepts(grammar, f"Hm.\n<tool_call> or </thin?\n</think>\n\n{call}")
+    assert accepts(grammar, f"</think>{call}")
+    assert not accepts(grammar, call)
+    assert not accepts(grammar, f"</think> Well, {call}")
+
+
+def test_reasoning_that_may_come_can_be_left_out():
+    grammar = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "</think>", False))
+    call = JSON.written("lookup", {"q": "x"})
+    assert accepts(grammar, call)
+    assert accepts(grammar, f"<think>Hm.</think>\n{call}")
+    assert not accepts(grammar, f"Hm.</think>\n{call}")
+
+
+def test_special_tokens_are_asked_for_by_their_ids():
+    matcher = LLMatcher(TOKENIZER, forced(CallLayout("<mark>", ":", ""), LOOKUP), log_level=0)
+    assert [token for token, value in enumerate(matcher.compute_logit_bias()) if value] == [MARK]
+    ended = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "<mark>", True))
+    assert accepts(ended, "Hm.<mark>" + JSON.written("lookup", {"q": "x"}))
+    assert not accepts(ended, "Hm." + JSON.written("lookup", {"q": "x"}))
+
+
+def test_json_may_be_answered_or_a_tool_called():
+    grammar = answer_grammar(Demand("f", {"type": "array"}), [LOOKUP], JSON, None, pieces)
+    assert accepts(grammar, "[1, 2]")
+    assert accepts(grammar, JSON.written("lookup", {"q": "x"}))
+    assert not accepts(answer_grammar(Demand("f", {"type": "array"}), (), JSON, None, pieces), "{}")
+
+
+@pytest.mark.parametrize("layout", [JSON, TAGS])
+def test_a_strict_tool_is_followed_or_refused(layout: CallLayout):
+    odd = tool(required=("q",), q={"type": "integer", "not": {"const": 3}})
+    assert accepts(forced(layout, odd), layout.written("lookup", {"q": 4}))
+    with pytest.raises(RequestError, match=r"tool_choice: the parameters of 'lookup'.*not") as refused:
+        forced(layout, odd, strict=frozenset({"lookup"}))
+    assert refused.value.param == FORCED
+
+
+def test_strings_without_quotes_can_have_no_rules_of_their_own():
+    with pytest.raises(RequestError, match="strings can only be free or an enum"):
+        forced(TAGS, tool(q={"type": "string", "maxLength": 3}), strict=frozenset({"lookup"}))
+    assert accepts(
+        forced(JSON, tool(q={"type": "string", "maxLength": 3}), strict=frozenset({"lookup"})),
+        JSON.written("lookup", {"q": "abc"}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "strin"}, "strin"),
+        ({"not": {}}, "not"),
+        ({"$ref": "http://x/y"}, "http://x/y"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
+        ({"enum": ["x" * (1 << 20)]}, "characters"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_says_why(schema: dict[str, Any], reason: str):
+    with pytest.raises(RequestError, match=reason) as refused:
+        answer_grammar(Demand("response_format", schema), (), None, None, pieces)
+    assert refused.value.param == "response_format"
+    assert len(str(refused.value)) < 500
