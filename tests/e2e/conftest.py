@@ -95,7 +95,7 @@ def tight(_tight: Served) -> Served:
 
 @pytest.fixture
 def real(_real: Served) -> Served:
-    """The embedded model, and an empty cache."""
+    """The embedded model with float32 values, as the reference has them, and an empty cache."""
     return _emptied(_real)
 
 
@@ -126,7 +126,7 @@ def _tight(chat_model: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def _real() -> Iterator[Served]:
-    yield from _serve(EMBEDDED_MODEL, "--kv-memory", "1GiB")
+    yield from _serve(EMBEDDED_MODEL, "--kv-memory", "1GiB", "--dtype", "float32")
 
 
 def _serve(model: Path | str, *flags: str) -> Iterator[Served]:
