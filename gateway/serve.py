@@ -149,8 +149,8 @@ def _report(line: str) -> None:
 def _welcome(settings: GatewaySettings) -> None:
     host = _reachable(settings.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": settings.model, "messages": question})
+    question = [{"role": "user", "content": "Write one sentence about the sea."}]
+    body = json.dumps({"model": settings.model, "temperature": 0, "max_tokens": 100, "messages": question})
     cachectl = "cachectl" if shutil.which("cachectl") else str(Path(sys.executable).with_name("cachectl"))
     if settings.run_dir != default_run_dir():
         cachectl += f" --run-dir {settings.run_dir}"

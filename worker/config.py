@@ -19,7 +19,11 @@ class WorkerSettings(ProcessSettings):
         "float32; on a GPU bfloat16",
     )
     max_model_len: CountOrAuto = Field(None, description="longest prompt plus answer in tokens; auto: the model's")
-    kv_memory: SizeOrAuto = Field("auto", description="bytes for attention KV and recurrent states, such as 2GiB")
+    kv_memory: SizeOrAuto = Field(
+        "auto",
+        description="bytes for attention KV and recurrent states, such as 2GiB; "
+        "auto: a quarter of what is free and at most 4GiB on a CPU, 85% of it on a GPU",
+    )
     slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
     max_running: int = Field(32, gt=0, description="requests computed at the same time")
     max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
