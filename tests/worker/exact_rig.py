@@ -101,6 +101,20 @@ def assert_hits_equal(worker: Worker, cold: Mapping[int, Answer], asked: Mapping
     assert not unequal
 
 
+def assert_long_answers_equal(
+    worker: Worker, lengths: Sequence[int] = (1, 31, 64, 129, 287), count: int = 64
+) -> None:
+    """All of a long answer, decoded alone after a hit and alone after a cold run."""
+    cold = {length: worker.serve(question(length), cache=False, max_tokens=count) for length in lengths}
+    assert {len(answer) for answer in cold.values()} == {count}
+    prime(worker, lengths)
+    asked = {}
+    for length in lengths:
+        asked[length] = worker.ask(question(length), max_tokens=count)
+        worker.run()
+    assert_hits_equal(worker, cold, asked)
+
+
 def prime(worker: Worker, lengths: Iterable[int] = LENGTHS) -> None:
     for length in lengths:
         worker.ask(primer(length))

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from exact_rig import LENGTHS, VOCAB, Answer, Worker, assert_hits_equal, ids, prime, question, unequal_hits
+from exact_rig import (
+    LENGTHS,
+    VOCAB,
+    Answer,
+    Worker,
+    assert_hits_equal,
+    assert_long_answers_equal,
+    ids,
+    prime,
+    question,
+    unequal_hits,
+)
 from snapshot_rig import Prompt, prompt
 from tiny_models import save_tiny
 from torch import Tensor
@@ -81,6 +92,10 @@ def test_hits_alone_and_among_others(worker, cold):
             worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
     worker.run()
     assert_hits_equal(worker, cold, together)
+
+
+def test_long_answers(worker):
+    assert_long_answers_equal(worker)
 
 
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
