@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens, Vocabulary
 from worker.control import Control
+from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
 from worker.sampling import Sampler
@@ -236,6 +237,9 @@ class Engine:
             return
         try:
             token, logprob = rows.choose(row, choice.sampler)
+        except GrammarError as error:
+            self._scheduler.fail(request, "invalid", f"grammar: {error}")
+            return
         except Exception as error:
             log.exception("sampling failed")
             self._scheduler.fail(request, "internal", f"{type(error).__name__} while sampling: {error}")

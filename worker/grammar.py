@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from protocol.messages import Vocabulary
 
 _MAX_REASON = 500  # characters of an error that are passed on
+_NO_DETAILS = "\n<non-verbose/>"  # ends errors that we ask to be short
 
 
 class GrammarError(Exception):
@@ -35,11 +36,12 @@ class Constraint:
     def mask(self) -> bytearray:
         """A byte for each token: 0 where it may not come next. Tokens that end an answer may where it can end.
 
-        Raises `ValueError` where the grammar has failed, as by going over its limits.
+        Raises `GrammarError` where the grammar has failed, as by going over its limits.
         """
         allowed = bytearray(self._matcher.compute_logit_bias())
         if self._matcher.is_error():
-            raise ValueError(f"the grammar failed: {self._matcher.get_error()[:_MAX_REASON]}")
+            reason = self._matcher.get_error().removesuffix(_NO_DETAILS)
+            raise GrammarError(f"it failed on its way: {reason[:_MAX_REASON]}")
         return allowed
 
     def accept(self, token: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Sampling, TokenLogprob
-from worker.grammar import Constraint
+from worker.grammar import Constraint, GrammarError
 
 _SMALLEST_LOGPROB = -1e30  # stands for minus infinity, which JSON has no word for
 
@@ -54,7 +54,7 @@ class Sampler:
     def choose(self, logits: Tensor) -> tuple[int, TokenLogprob | None]:
         """The next token for float32 logits [vocab], and its log-probability where asked for.
 
-        Raises `ValueError` where the grammar cannot go on.
+        Raises `GrammarError` where the grammar cannot go on.
         """
         adjusted = self._adjust(logits) if self._bias or self._penalised else logits
         if self._constraint is not None:
@@ -111,10 +111,10 @@ class Sampler:
 
 
 def _masked(logits: Tensor, mask: bytearray) -> Tensor:
-    """The logits of the tokens whose byte is not 0, all others impossible. Raises `ValueError` where that is all."""
+    """The logits of the tokens whose byte is not 0, all others impossible. Raises `GrammarError` where that is all."""
     allowed = torch.frombuffer(mask, dtype=torch.uint8).bool()
     if not allowed.any():
-        raise ValueError("the grammar allows no token")
+        raise GrammarError("it allows no token")
     return logits.masked_fill(~allowed.to(logits.device), -math.inf)
 
 

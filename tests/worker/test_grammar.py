@@ -89,7 +89,7 @@ def test_a_token_that_does_not_fit_shows_at_the_next_mask():
     constraint = grammars().constraint('start: "a"')
     constraint.accept(TOKENS.index("b"))
     assert not constraint.ended
-    with pytest.raises(ValueError, match="the grammar failed"):
+    with pytest.raises(GrammarError, match="failed on its way"):
         constraint.mask()
 
 
@@ -229,5 +229,13 @@ def test_a_grammar_that_fails_on_its_way_costs_its_request_alone(monkeypatch):
     failing = rig.generate(one(1, 9), grammar='start: "ab" "cd"', max_tokens=6)
     monkeypatch.setattr(Constraint, "mask", lambda _self: bytearray(VOCAB))
     rig.run()
-    assert "allows no token" in rig.end(failing).message
+    assert (rig.end(failing).code, rig.end(failing).message) == ("invalid", "grammar: it allows no token")
     rig.assert_answered(other)
+
+
+def test_a_schema_that_never_comes_to_a_value_is_the_request_s_fault():
+    rig = knowing()
+    request = rig.serve(one(1, 9), grammar='start: %json {"$ref": "#"}')
+    assert (rig.end(request).code, rig.tokens(request)) == ("invalid", [])
+    assert rig.end(request).message.startswith("grammar: ")
+    assert "non-verbose" not in rig.end(request).message
