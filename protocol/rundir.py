@@ -13,6 +13,7 @@ from protocol.limits import MAX_SOCKET_PATH_BYTES
 
 WORK_SOCKET = "work.sock"
 CONTROL_SOCKET = "control.sock"
+_LOCK_SUFFIX = ".lock"
 
 
 def default_run_dir() -> Path:
@@ -33,7 +34,10 @@ def socket_address(run_dir: Path, name: str) -> str:
 
 
 def prepare_run_dir(run_dir: Path) -> None:
-    """Make the directory owner-only. Raises `SettingsError` where that cannot be had."""
+    """Make the directory owner-only. Raises `SettingsError` where that cannot be had.
+
+    One that others may enter is closed to them only if nothing else is in it: /tmp or a home stays as it is.
+    """
     for name in (WORK_SOCKET, CONTROL_SOCKET):
         socket_address(run_dir, name)
     try:
@@ -42,9 +46,17 @@ def prepare_run_dir(run_dir: Path) -> None:
         if status.st_uid != os.getuid():
             raise SettingsError(f"run_dir: {run_dir} belongs to another user")
         if status.st_mode & 0o077:
+            if not all(_is_ours(entry) for entry in run_dir.iterdir()):
+                raise SettingsError(
+                    f"run_dir: {run_dir} is open to other users and holds other files: name one of its own"
+                )
             run_dir.chmod(0o700)
     except OSError as error:
         raise SettingsError(f"run_dir: cannot use {run_dir}: {error.strerror}") from error
+
+
+def _is_ours(entry: Path) -> bool:
+    return entry.name in (WORK_SOCKET, CONTROL_SOCKET) or entry.suffix == _LOCK_SUFFIX
 
 
 def lock_run_dir(run_dir: Path, role: str) -> IO[str]:
@@ -53,7 +65,7 @@ def lock_run_dir(run_dir: Path, role: str) -> IO[str]:
     Raises `SettingsError` where another daemon holds it. The lock is advisory and dies with its process, so a
     killed daemon leaves nothing to clean up.
     """
-    lock = open(run_dir / f"{role}.lock", "a+")  # noqa: SIM115 (the caller keeps it)
+    lock = open(run_dir / f"{role}{_LOCK_SUFFIX}", "a+")  # noqa: SIM115 (the caller keeps it)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -18,9 +18,21 @@ def test_the_directory_is_made_for_its_owner_only(tmp_path):
 
 
 def test_an_open_directory_is_closed_to_others(tmp_path):
+    for name in (CONTROL_SOCKET, "daemon.lock"):
+        (tmp_path / name).touch()
     tmp_path.chmod(0o755)
     prepare_run_dir(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_with_other_files_is_not_closed_but_refused(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(SettingsError, match="run_dir: .* holds other files"):
+        prepare_run_dir(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    tmp_path.chmod(0o700)
+    prepare_run_dir(tmp_path)
 
 
 def test_a_file_in_its_place_is_refused_by_name(tmp_path):
