@@ -28,7 +28,7 @@ def test_an_open_directory_is_closed_to_others(tmp_path):
 def test_a_directory_with_other_files_is_not_closed_but_refused(tmp_path):
     (tmp_path / "notes.txt").touch()
     tmp_path.chmod(0o755)
-    with pytest.raises(SettingsError, match="run_dir: .* holds other files"):
+    with pytest.raises(SettingsError, match=r"run_dir: .* holds other files"):
         prepare_run_dir(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     tmp_path.chmod(0o700)
