@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def build(
     started = time.monotonic()
     device = _device(settings.device)
     if settings.threads:
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(_threads(settings.threads))
     torch.set_grad_enabled(False)
     config = load_config(path)
     dtype_name = _stored_as(settings.dtype, path, device)
@@ -175,6 +176,14 @@ def _product_dtype(stored_as: str) -> torch.dtype:
     if stored_as == "int4":
         return torch.bfloat16 if HAS_PAIRS else torch.float32
     return torch.float32 if stored_as == "float32" else torch.bfloat16
+
+
+def _threads(asked: int) -> int:
+    """More threads than processors would wait for each other's turns 150 times a token."""
+    processors = os.cpu_count() or asked
+    if asked > processors:
+        raise SettingsError(f"threads: {asked} is more than this machine's {processors} processors")
+    return asked
 
 
 def _context(asked: int | None, config: ModelConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from protocol.settings import CountOrAuto, ProcessSettings, SizeOrAuto
 
@@ -32,3 +32,10 @@ class WorkerSettings(ProcessSettings):
         0.0, ge=0, le=1, description="share of hits to compute again in idle time and compare bit for bit"
     )
     threads: CountOrAuto = Field(None, description="CPU threads of the model; auto: one a physical core")
+
+    @field_validator("max_model_len")
+    @classmethod
+    def _room_for_an_answer(cls, value: int | None) -> int | None:
+        if value == 1:
+            raise ValueError("a prompt and its answer need a token each, so at least 2")
+        return value

@@ -124,6 +124,13 @@ def test_a_run_directory_too_long_for_a_socket(start, tmp_path: Path):
     assert not (tmp_path / ("d" * 110)).exists()
 
 
+def test_more_threads_than_processors(start):
+    daemon = start("--threads=1000000")
+    assert daemon.wait_exit() == 1
+    assert "threads: 1000000 is more than this machine's" in daemon.log()
+    assert left_behind(daemon) == []
+
+
 def test_settings_that_make_no_sense(start, tmp_path: Path):
     for flags, name in (
         (["--slots=-1"], "slots"),
