@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -75,9 +77,19 @@ class Worker:
         self.engine.stop()
 
 
+def kernel_cache() -> Path:
+    """Where compiled kernels are kept: a folder for each state of their sources.
+
+    Numba compares only the file in which a kernel stands, but most are made of functions of other files as well.
+    """
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    texts = [text for file in sources if b"numba" in (text := file.read_bytes())]
+    return cache_dir() / "numba" / hashlib.blake2b(b"".join(texts), digest_size=8).hexdigest()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """`prefixd worker`. Returns the exit code: 0 stopped, 1 failed, 2 wrong settings."""
-    for name, value in {**_THREAD_ENVIRONMENT, "NUMBA_CACHE_DIR": str(cache_dir() / "numba")}.items():
+    for name, value in {**_THREAD_ENVIRONMENT, "NUMBA_CACHE_DIR": str(kernel_cache())}.items():
         os.environ.setdefault(name, value)
     settings = load_settings(
         WorkerSettings,
