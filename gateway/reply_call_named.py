@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gateway.reply_call_json import JsonNotation
-from gateway.reply_calls import MAX_NAME, Calls
+from gateway.reply_calls import MAX_NAME, Calls, calls_in
 from gateway.reply_scanner import BLANKS, Markers, Scanner, Steps
 
 _OBJECT = "{"
@@ -49,20 +49,10 @@ class NamedNotation:
 
     def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
         """See `Notation`."""
-        made = False
-        while True:
-            if opener != self.call:
-                yield from scanner.skip()
-                if self.section_end and (yield from scanner.take(self.section_end)):
-                    return made
-                if not (yield from scanner.take(self.call)):
-                    return made
-            opener = ""
-            start = scanner.at
-            if not (yield from self._call(scanner, calls)):
-                scanner.at = start if made else scanner.at
-                return made
-            made = True
+        at_call = opener == self.call
+        return (
+            yield from calls_in(scanner, at_call, self.call, self.section_end, lambda: self._call(scanner, calls))
+        )
 
     def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
         if self.lists and (yield from scanner.skip()) in ("[", _OBJECT):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from gateway.reply_calls import MAX_NAME, Calls
+from gateway.reply_calls import MAX_NAME, Calls, calls_in
 from gateway.reply_scanner import Markers, Scanner, Steps
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
@@ -47,20 +47,10 @@ class TagNotation:
 
     def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
         """See `Notation`."""
-        made = False
-        while True:
-            if opener != self.call:
-                yield from scanner.skip()
-                if self.section_end and (yield from scanner.take(self.section_end)):
-                    return made
-                if not (yield from scanner.take(self.call)):
-                    return made
-            opener = ""
-            start = scanner.at
-            if not (yield from self._call(scanner, calls)):
-                scanner.at = start if made else scanner.at
-                return made
-            made = True
+        at_call = opener == self.call
+        return (
+            yield from calls_in(scanner, at_call, self.call, self.section_end, lambda: self._call(scanner, calls))
+        )
 
     def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
         header, marker = yield from scanner.until(Markers((self.name_end, self.key, self.end)), MAX_NAME)

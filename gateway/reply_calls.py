@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -103,6 +103,29 @@ class Notation(Protocol):
     @property
     def bare(self) -> bool:
         """An answer may also be a call without any opener."""
+
+
+def calls_in(
+    scanner: Scanner, at_call: bool, call: str, section_end: str, read: Callable[[], Steps[bool]]
+) -> Steps[bool]:
+    """The calls of a section in which each has the opener `call` (if it is not ""); whether there was any.
+
+    `read` reads one behind its opener and says whether it was one; `at_call`: the first one's has been read.
+    """
+    made = False
+    while True:
+        if not at_call:
+            yield from scanner.skip()
+            if section_end and (yield from scanner.take(section_end)):
+                return made
+            if not (yield from scanner.take(call)):
+                return made
+        at_call = not call
+        start = scanner.at
+        if not (yield from read()):
+            scanner.at = start if made else scanner.at
+            return made
+        made = True
 
 
 def no_constant(name: str) -> Any:
