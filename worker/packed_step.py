@@ -153,13 +153,11 @@ def _step(
     sums = np.empty((len(x), widest // GROUP), np.float32)
     row = np.empty(hidden, np.float32)
     tile = np.empty((2, 4, TILE), np.float32)
-    eps, size = np.float32(weights.eps), np.float32(hidden)
+    eps = np.float32(weights.eps)
     at = room.counter.ctypes.data
     met = 0
     for layer in range(len(memory)):
-        for r in range(len(x)):
-            norm_row(x[r], weights.norms[layer, 0], eps, size, row)
-            _round(row, halves[r], sums[r])
+        _norm(x, weights.norms[layer, 0], eps, row, halves, sums)
         _product(weights.qkv, layer, halves, sums, hidden, part, parts, tile[0], room.qkv, False)
         met += parts
         meet(at, met)
@@ -171,9 +169,7 @@ def _step(
         _product(weights.out, layer, halves, sums, room.mixed.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
-        for r in range(len(x)):
-            norm_row(x[r], weights.norms[layer, 1], eps, size, row)
-            _round(row, halves[r], sums[r])
+        _norm(x, weights.norms[layer, 1], eps, row, halves, sums)
         _gate(weights, layer, halves, sums, hidden, part, parts, tile, room.gated)
         met += parts
         meet(at, met)
@@ -182,10 +178,16 @@ def _step(
         _product(weights.down, layer, halves, sums, room.gated.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
-    for r in range(len(x)):
-        norm_row(x[r], weights.norm, eps, size, row)
-        _round(row, halves[r], sums[r])
+    _norm(x, weights.norm, eps, row, halves, sums)
     head_rows(halves, weights.head, part, parts, logits)
+
+
+@_kernel
+def _norm(x: Floats, weight: Floats, eps: np.float32, row: Floats, halves: Halves, sums: Floats) -> None:
+    """All rows normed and rounded as `_round` does; `row` [hidden] is room to work in."""
+    for r in range(len(x)):
+        norm_row(x[r], weight, eps, np.float32(x.shape[1]), row)
+        _round(row, halves[r], sums[r])
 
 
 @_kernel
