@@ -15,6 +15,7 @@ from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogp
 from worker.build import build
 from worker.config import WorkerSettings
 from worker.io import FromGateway
+from worker.snapshot_clearing import Clearing
 
 VOCAB = 96
 STEPS = 16
@@ -112,6 +113,32 @@ def assert_long_answers_equal(
     for length in lengths:
         asked[length] = worker.ask(question(length), max_tokens=count)
         worker.run()
+    assert_hits_equal(worker, cold, asked)
+
+
+def assert_equal_in_company(worker: Worker, cold: Mapping[int, Answer]) -> None:
+    """Hits alone, then all at once with long cold prompts between them, so that every pass is of another make-up."""
+    prime(worker)
+    alone = {}
+    for length in LENGTHS:
+        alone[length] = worker.ask(question(length), max_tokens=len(cold[length]))
+        worker.run()
+    assert_hits_equal(worker, cold, alone)
+    together = {}
+    for index, length in enumerate(LENGTHS):
+        together[length] = worker.ask(question(length), max_tokens=len(cold[length]))
+        if index % 8 == 0:
+            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
+    worker.run()
+    assert_hits_equal(worker, cold, together)
+
+
+def assert_equal_after_flush(worker: Worker, cold: Mapping[int, Answer]) -> None:
+    """Hits on snapshots that are committed anew."""
+    Clearing(worker.engine._store).flush()
+    prime(worker)
+    asked = {length: worker.ask(question(length), max_tokens=len(cold[length])) for length in LENGTHS}
+    worker.run()
     assert_hits_equal(worker, cold, asked)
 
 

@@ -17,18 +17,15 @@ from exact_rig import (
     VOCAB,
     Answer,
     Worker,
-    assert_hits_equal,
+    assert_equal_after_flush,
+    assert_equal_in_company,
     assert_long_answers_equal,
-    ids,
-    prime,
     question,
     unequal_hits,
 )
-from snapshot_rig import prompt
 from tiny_models import save_tiny
 from torch import Tensor
 
-from worker.snapshot_clearing import Clearing
 from worker.vector_ops import HAS_PAIRS
 
 HIDDEN = 48
@@ -58,20 +55,7 @@ def cold(worker) -> dict[int, Answer]:
 def test_hits_alone_and_among_others(worker, cold):
     assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
     assert [len(answer) for answer in cold.values()] == [STEPS] * len(LENGTHS)
-    prime(worker)
-    alone = {}
-    for length in LENGTHS:
-        alone[length] = worker.ask(question(length), max_tokens=STEPS)
-        worker.run()
-    assert_hits_equal(worker, cold, alone)
-    # All at once, with long cold prompts between them, so that every pass is of another make-up.
-    together = {}
-    for index, length in enumerate(LENGTHS):
-        together[length] = worker.ask(question(length), max_tokens=STEPS)
-        if index % 8 == 0:
-            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
-    worker.run()
-    assert_hits_equal(worker, cold, together)
+    assert_equal_in_company(worker, cold)
 
 
 def test_long_answers(worker):
@@ -79,11 +63,7 @@ def test_long_answers(worker):
 
 
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
-    Clearing(worker.engine._store).flush()
-    prime(worker)
-    asked = {length: worker.ask(question(length), max_tokens=STEPS) for length in LENGTHS}
-    worker.run()
-    assert_hits_equal(worker, cold, asked)
+    assert_equal_after_flush(worker, cold)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
