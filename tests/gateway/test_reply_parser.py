@@ -251,6 +251,29 @@ def test_a_call_behind_something_that_looked_like_one_is_read():
     assert reply.text == "<tool_call> is a tag."
 
 
+@pytest.mark.parametrize(
+    ("notation", "text", "rest"),
+    [
+        (
+            "qwen_xml",
+            "<tool_call>\n<function=lookup>\n</function>\n<function=not {one}> so much",
+            "not {one}> so much",
+        ),
+        (
+            "kimi",
+            "<|tool_call_begin|>functions.lookup:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>\n<|tool_call_argument_begin|>so much",
+            "<|tool_call_argument_begin|>so much",
+        ),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_what_is_no_call_behind_one_keeps_its_text(notation: str, text: str, rest: str, step: int):
+    start, arguments, end, *said = parse(text, notation, step=step)
+    assert (start, arguments, end) == (CallStart(0, "", "lookup"), CallArguments(0, "{}"), CallEnd(0))
+    assert [part.text for part in said] == [rest]
+
+
 def test_a_closer_that_is_left_over_is_dropped_and_one_in_later_text_stays():
     reply = read(f"{WRITTEN['hermes']}</tool_call>\nIt ends with </tool_call>, or </tool_ca", "hermes")
     assert reply.text == "It ends with </tool_call>, or </tool_ca"
