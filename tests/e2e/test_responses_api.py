@@ -50,9 +50,9 @@ def said(response: dict[str, Any]) -> str:
 
 
 def test_later_turns_hit_and_every_account_of_them_agrees(served: Served, official: openai.OpenAI):
-    head, items = words("head", 200), []
+    head, items = words("response head", 200), []
     for turn in range(3):
-        items.append({"role": "user", "content": [{"type": "input_text", "text": words(turn, 150)}]})
+        items.append({"role": "user", "content": [{"type": "input_text", "text": words(f"response {turn}", 150)}]})
         before = metrics(served.client)
         raw = official.responses.with_raw_response.create(**GREEDY, instructions=head, input=items)
         response = raw.parse()
@@ -74,8 +74,8 @@ def test_later_turns_hit_and_every_account_of_them_agrees(served: Served, offici
 
 
 def test_both_dialects_share_prompts_answers_and_snapshots(served: Served):
-    told = system(words("told", 80))
-    history = [user(words("question", 120)), assistant("An answer."), user("And then?")]
+    told = system(words("response told", 80))
+    history = [user(words("response question", 120)), assistant("An answer."), user("And then?")]
     for fields in ({}, {"temperature": 0.8, "seed": 3}):
         chat = served.client.chat([told, *history], **fields)
         response = ask(served.client, history, instructions=told["content"], **fields)
@@ -87,7 +87,7 @@ def test_both_dialects_share_prompts_answers_and_snapshots(served: Served):
 
 
 def test_a_stream_ends_with_the_whole_response(served: Served, official: openai.OpenAI):
-    text = words("stream", 90)
+    text = words("response stream", 90)
     whole = ask(served.client, text)
     cold = ask_stream(served.client, text, cache_prompt=False)
     warm = ask_stream(served.client, text)
@@ -116,7 +116,7 @@ def test_an_answer_that_was_begun_goes_on(served: Served):
 
 def test_a_history_of_tools_is_reused(served: Served, official: openai.OpenAI):
     fields = {**GREEDY, "tools": [TOOL, {"type": "web_search"}], "tool_choice": "auto"}
-    items: list[dict[str, Any]] = [user(words("tools", 80))]
+    items: list[dict[str, Any]] = [user(words("response tools", 80))]
     first = official.responses.create(**fields, input=items)
     calls = [
         {
