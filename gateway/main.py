@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import uvloop
 from aiohttp import web
 
-from gateway.app import build_app
+from gateway.app import build_runner
 from gateway.config import GatewaySettings
 from gateway.model_files import load_model_files
 from gateway.prompts import PromptMaker
@@ -21,10 +21,12 @@ from gateway.service import Gateway
 from gateway.worker_client import WorkerClient
 from protocol.errors import SettingsError
 from protocol.model_path import resolve_model
+from protocol.notify import Notifier
 from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
 from protocol.settings import load_settings
 
 EXIT_FAILED = 1
+STATUS_SECONDS = 1.0  # between two looks at the worker for the service manager
 
 _log = logging.getLogger("prefixd.gateway")
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    notifier = Notifier()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its thread pool would take the worker's cores
     try:
         prepare_run_dir(settings.run_dir)
@@ -45,38 +48,57 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.collect()
         gc.freeze()  # what has been loaded lives as long as the process: no need to look through it again
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, maker))
+            runner.run(_serve(settings, maker, notifier))
     except (SettingsError, OSError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
+    finally:
+        notifier.close()
     return 0
 
 
-async def _serve(settings: GatewaySettings, maker: PromptMaker) -> None:
+async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifier) -> None:
     """Run until SIGTERM or SIGINT; a second one cuts the grace period short."""
     client = WorkerClient(socket_address(settings.run_dir, WORK_SOCKET))
     gateway = Gateway(settings, maker, client)
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
+        notifier.stopping()
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    runner = web.AppRunner(build_app(gateway), handler_cancellation=True, access_log=None)
+    runner = build_runner(gateway)
     await client.start()
     try:
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port)
         await site.start()
         _log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port, *_ in runner.addresses))
+        notifier.ready(_status(client))
+        watched = asyncio.create_task(_keep_telling(notifier, client, stop))
         await stop.wait()
         await gateway.drain(hurry)
+        watched.cancel()
     finally:
         await runner.cleanup()
         gateway.close()
         await client.close()
+
+
+async def _keep_telling(notifier: Notifier, client: WorkerClient, stop: asyncio.Event) -> None:
+    """Tell the service manager, until cancelled, that the event loop turns, and what it can do."""
+    while True:
+        notifier.alive()
+        if not stop.is_set():
+            notifier.status(_status(client))
+        await asyncio.sleep(min(notifier.beat_seconds or STATUS_SECONDS, STATUS_SECONDS))
+
+
+def _status(client: WorkerClient) -> str:
+    return client.why_not_ready() or "serving"
 
 
 if __name__ == "__main__":

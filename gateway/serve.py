@@ -21,6 +21,7 @@ from gateway.supervisor import Child, ChildFailed, Health, Supervisor
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import SettingsError, WorkerUnavailable
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
+from protocol.notify import Notifier
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, default_run_dir, lock_run_dir, prepare_run_dir
 from protocol.settings import ENV_PREFIX, load_settings, process_settings, to_flags
 
@@ -32,16 +33,18 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 a process does not come up, 2 bad settings."""
     settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateway, supervised.")
     prepare_run_dir(settings.run_dir)
+    notifier = Notifier()
     with lock_run_dir(settings.run_dir, "daemon"):
         try:
             _have_model(settings.model)
             settings = settings.model_copy(update={"port": _free_port(settings.host, settings.port)})
-            asyncio.run(_supervise(settings))
+            asyncio.run(_supervise(settings, notifier))
         except (ChildFailed, FetchError) as error:
             print(f"prefixd serve: error: {error}", file=sys.stderr)
             return 1
         finally:
             _remove_sockets(settings.run_dir)
+            notifier.close()
     return 0
 
 
@@ -51,7 +54,7 @@ def _union() -> type[GatewaySettings]:
     return cast(type[GatewaySettings], both)
 
 
-async def _supervise(settings: GatewaySettings) -> None:
+async def _supervise(settings: GatewaySettings, notifier: Notifier) -> None:
     worker_settings = process_settings()["worker"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     prefixd = [sys.executable, "-m", "gateway.cli"]
@@ -69,7 +72,12 @@ async def _supervise(settings: GatewaySettings) -> None:
         stop_seconds=WORKER_STOP_SECONDS,
         environment=environment,
     )
-    await Supervisor([gateway, worker], _report, lambda: _welcome(settings)).run()
+
+    def on_ready() -> None:
+        notifier.ready(f"serving {settings.model}")
+        _welcome(settings)
+
+    await Supervisor([gateway, worker], _report, on_ready).run()
 
 
 def _have_model(model: str) -> None:

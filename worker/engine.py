@@ -11,6 +11,7 @@ import math
 import queue
 import time
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,10 +99,14 @@ class Engine:
         self._stopping = True
         self._sockets.inbox.put(None)
 
-    def run(self) -> None:
-        """Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done."""
+    def run(self, alive: Callable[[], None] = lambda: None) -> None:
+        """`alive` is called before each turn: not while a step hangs.
+
+        Raises `EngineFault` when the loop's own bookkeeping fails: open requests are told, nothing else is done.
+        """
         try:
             while not self._stopping:
+                alive()
                 self.turn(wait=self._scheduler.is_idle)
             self._scheduler.fail_all("stopping", _STOPPING)
             self._take_events(wait=False)

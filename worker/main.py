@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import SettingsError
 from protocol.messages import Heartbeat, ModelInfo, Phase
 from protocol.model_path import cache_dir, resolve_model
+from protocol.notify import Notifier
 from protocol.rundir import lock_run_dir, prepare_run_dir
 from protocol.settings import load_settings
 from worker.config import WorkerSettings
@@ -38,8 +39,9 @@ _THREAD_ENVIRONMENT = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "0"}
 class Worker:
     """The phase the process is in, for heartbeats, and what has been built so far."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, notifier: Notifier) -> None:
         self.settings = settings
+        self.notifier = notifier
         self.epoch = secrets.token_hex(8)
         self.phase: Phase = "starting"
         self.detail = ""
@@ -62,15 +64,18 @@ class Worker:
 
     def loading(self, detail: str) -> None:
         self.phase, self.detail = "loading", detail
+        self.notifier.status(detail)
         log.info("%s", detail)
 
     def ready(self, engine: Engine, model: ModelInfo) -> None:
         self.engine, self.model = engine, model
         self.phase, self.detail = "ready", ""
         self.sockets.accepting = True
+        self.notifier.ready(f"serving {self.settings.model}")
         log.info("ready")
 
     def request_stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self.notifier.stopping()
         if self.engine is None:
             raise SystemExit(0)
         self.phase = "stopping"
@@ -105,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"prefixd worker: {error}", file=sys.stderr)
         return EXIT_USAGE
-    worker = Worker(settings)
+    notifier = Notifier()
+    worker = Worker(settings, notifier)
     worker.sockets.start()
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         engine, model = build(settings, path, worker.sockets, worker.epoch, worker.loading)
         worker.ready(engine, model)
-        engine.run()
+        engine.run(notifier.alive)
         return 0
     except SystemExit:
         return 0
@@ -130,3 +136,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         worker.sockets.stop()
         lock.close()
+        notifier.close()
