@@ -81,7 +81,7 @@ def tiled(quantized: Quantized) -> Tiles:
 class Int4Linear(Linear):
     """A `Linear` that holds its weight packed as well. The weight's shape must satisfy `can_pack`.
 
-    With `in_tiles` the packed form is `tiles`, for a step that runs whole layers (`packed_step.py`), and calls run
+    With `in_tiles` the packed form is `tiles`, for a step that runs whole layers (`whole_step.py`), and calls run
     the wide one. Without, calls with up to `PACKED_ROWS` rows run torch's packed product.
     """
 

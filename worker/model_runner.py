@@ -10,11 +10,11 @@ from torch import Tensor
 from worker.attention import PagedAttention
 from worker.kv_cache import KVCache
 from worker.models.interface import Model
-from worker.packed_step import PackedStep
 from worker.recurrent import Capture, Recurrence, StatePool
 from worker.row_check import HEAD_ROWS, RowCounts
 from worker.sequences import Saved
 from worker.steps import StateUse
+from worker.whole_step import WholeStep
 
 
 class ModelRunner:
@@ -31,7 +31,7 @@ class ModelRunner:
         self.states = states
         self.row_counts = row_counts
         self._attention = PagedAttention(cache, model.rotaries)
-        self._packed_step = PackedStep.of(model, cache)
+        self._whole_step = WholeStep.of(model, cache)
 
     @property
     def max_prefill_rows(self) -> int:
@@ -80,8 +80,8 @@ class ModelRunner:
         """
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.decode)
-        if self._packed_step is not None:
-            return self._packed_step(torch.tensor(token_ids), tables, lengths)
+        if self._whole_step is not None:
+            return self._whole_step(torch.tensor(token_ids), tables, lengths)
         attend = self._attention.decode(tables, lengths, count, self.row_counts.key_multiple)
         ids = torch.tensor(token_ids + [0] * (count - rows), dtype=torch.int64, device=self.model.device)
         recur = None if self.states is None else Recurrence(self.states, entries)

@@ -19,7 +19,7 @@ from worker.heads import HeadNorms, split_heads, turned_queries
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.model_shape import AttentionLayer, DeltaLayer
 from worker.models.interface import Model
-from worker.packed_step import PackedStep
+from worker.whole_step import WholeStep
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def check_rows(model: Model, kv_dtype: torch.dtype, max_positions: int, determin
     few = ids[:DECODE_ROWS]
     decode = tuple(c for c in _equal_counts(model, few, fewest) if _head_equal(model, few, c, fewest))
     multiple, exact = _key_multiple(model, kv_dtype, max_positions)
-    exact = exact and _packed_equal(model, kv_dtype)
+    exact = exact and _step_equal(model, kv_dtype)
     if not deterministic:
         decode = tuple(count for count in LISTED_ROWS if count <= DECODE_ROWS)
     result = RowCounts(prefill or (REFERENCE_ROWS,), decode or (fewest,), multiple, deterministic, exact)
@@ -184,10 +184,10 @@ def _decode_equal(attention: PagedAttention, layer: int, table: list[int], qkv: 
     return True
 
 
-def _packed_equal(model: Model, dtype: torch.dtype) -> bool:
-    """Whether a packed step, where the model has one, gives a row the same bits alone and beside others."""
+def _step_equal(model: Model, dtype: torch.dtype) -> bool:
+    """Whether a whole step, where the model has one, gives a row the same bits alone and beside others."""
     cache = KVCache(model.config, 8, dtype, model.device)
-    step = PackedStep.of(model, cache)
+    step = WholeStep.of(model, cache)
     if step is None:
         return True
     ids, tables, lengths = (

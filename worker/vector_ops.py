@@ -29,11 +29,13 @@ MASKED = -1e30
 
 HAS_PAIRS = bool(_cpu.get("avx512bf16", False))
 """Whether this processor multiplies pairs of bfloat16, which `score_pairs` and `mix_pairs` need."""
+HAS_WIDE = bool(_cpu.get("avx512f", False))
+"""Whether it has enough wide registers for what `score_float_row` and `dense_1` to `dense_8` hold in them."""
 
 _WIDTH = 16  # numbers of 32 bits in a vector
 _VECTORS = LANES // _WIDTH
 # Results of a product that are in the making at a time: as many sums as registers hold (32 of 512 bits, or 16 of 256).
-COLUMNS = 8 if _cpu.get("avx512f", False) else 2
+COLUMNS = 8 if HAS_WIDE else 2
 _ROW_BYTES = LANES * 4
 _VECTOR_BYTES = _WIDTH * 4
 # 2 ** r for |r| <= 1/2, highest power first: the Taylor series of e ** (r ln 2), off by 2e-8 of the value at most.
@@ -49,6 +51,7 @@ SCORED_KEYS = _WIDTH
 """Keys that `score_row` takes at a time."""
 PAIR_DIMENSIONS = 2 * _WIDTH
 """What the sizes of `score_row` and `mix_1` to `mix_4` are multiples of."""
+_RUN = 8  # inputs of a dense product that one round of its loop takes
 _CHUNK_BYTES = TILE * 2  # four inputs of each output
 _GROUP_BYTES = TILE * GROUP // 2
 _SCALE_BYTES = TILE * 4
@@ -283,27 +286,37 @@ def _weigh_vector(
     ops.store(sums, total)
 
 
-def _score_row(_: Any, query: Any, keys: Any, dim: Any, out: Any) -> Any:
-    """Dot products of one query [dim] with 16 keys [16, dim], all bfloat16, to out [16]; dim: a multiple of 32."""
+def _score_rows(pairs: bool) -> Any:
+    """The intrinsic for dot products of one query [dim] with 16 keys [16, dim], to out [16]; dim: a multiple of 32.
 
-    def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-        query, keys, dim, out = args
-        ops = _Vectors(b)
-        row_bytes = b.mul(dim, _i64(2))
+    `pairs`: query and keys hold bfloat16, else float32. out is float32.
+    """
 
-        def part(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            offset = b.mul(i, _i64(_VECTOR_BYTES))
-            of_query, at, done = ops.load(b.add(query, offset), _ints), b.add(keys, offset), []
-            for total in sums:
-                done.append(ops.dot(total, ops.load(at, _ints), of_query))
-                at = b.add(at, row_bytes)
-            return done
+    @intrinsic
+    def score(_: Any, query: Any, keys: Any, dim: Any, out: Any) -> Any:
+        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+            query, keys, dim, out = args
+            ops, kind = _Vectors(b), _ints if pairs else _floats
+            row_bytes = b.mul(dim, _i64(2 if pairs else 4))
 
-        sums = ops.loop(b.sdiv(dim, _i64(2 * _WIDTH)), [all_lanes(0.0)] * _WIDTH, part)
-        ops.store(ops.added_up(sums), out)
-        return context.get_dummy_value()
+            def part(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                offset = b.mul(i, _i64(_VECTOR_BYTES))
+                of_query, at, done = ops.load(b.add(query, offset), kind), b.add(keys, offset), []
+                for total in sums:
+                    of_key = ops.load(at, kind)
+                    done.append(
+                        ops.dot(total, of_key, of_query) if pairs else ops.call("fma", of_key, of_query, total)
+                    )
+                    at = b.add(at, row_bytes)
+                return done
 
-    return types.void(*[types.intp] * 4), generate
+            sums = ops.loop(b.sdiv(row_bytes, _i64(_VECTOR_BYTES)), [all_lanes(0.0)] * _WIDTH, part)
+            ops.store(ops.added_up(sums), out)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4), generate
+
+    return score
 
 
 def _mix_rows(members: int) -> Any:
@@ -392,9 +405,46 @@ def _packed(rows: int) -> Any:
     return packed
 
 
+def _dense(rows: int) -> Any:
+    """The intrinsic for TILE outputs of a float32 matrix and `rows` rows: out[row, output] = sum of x * weight.
+
+    weights: [inputs, TILE], inputs a multiple of _RUN; x: float32 [rows, inputs], `x_bytes` apart; out [rows, TILE].
+    Inputs of even and of odd number are summed apart, as one sum would wait for itself; a row takes the same steps
+    whatever `rows` is.
+    """
+
+    @intrinsic
+    def dense(_: Any, weights: Any, inputs: Any, x: Any, x_bytes: Any, out: Any) -> Any:
+        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+            weights, inputs, x, x_bytes, out = args
+            ops = _Vectors(b)
+            x_rows = [b.add(x, b.mul(_i64(row), x_bytes)) for row in range(rows)]
+
+            def run(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                at, of_x = b.mul(i, _i64(_RUN * _VECTOR_BYTES)), b.mul(i, _i64(_RUN * 4))
+                starts = [b.add(row, of_x) for row in x_rows]
+                for step in range(_RUN):
+                    weight = ops.load(ops.at(b.add(weights, at), step * _VECTOR_BYTES))
+                    for row, start in enumerate(starts):
+                        place = row * 2 + step % 2
+                        factor = ops.spread(ops.load(ops.at(start, step * 4), _f32))
+                        sums = [*sums[:place], ops.call("fma", weight, factor, sums[place]), *sums[place + 1 :]]
+                return sums
+
+            sums = ops.loop(b.sdiv(inputs, _i64(_RUN)), [all_lanes(0.0)] * (2 * rows), run)
+            for row in range(rows):
+                ops.store(b.fadd(sums[row * 2], sums[row * 2 + 1]), ops.at(out, row * _VECTOR_BYTES))
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 5), generate
+
+    return dense
+
+
 weigh: Any = intrinsic(_weigh)
-score_row: Any = intrinsic(_score_row)
+score_row, score_float_row = _score_rows(pairs=True), _score_rows(pairs=False)
 mix_1, mix_2, mix_3, mix_4 = (_mix_rows(members) for members in (1, 2, 3, 4))
 score_floats, score_pairs = _product(pairs=False, onto=False), _product(pairs=True, onto=False)
 mix_floats, mix_pairs = _product(pairs=False, onto=True), _product(pairs=True, onto=True)
 packed_1, packed_2, packed_4 = (_packed(rows) for rows in (1, 2, 4))
+dense_1, dense_2, dense_4, dense_8 = (_dense(rows) for rows in (1, 2, 4, 8))

@@ -26,24 +26,25 @@ from exact_rig import (
 from tiny_models import save_tiny
 from torch import Tensor
 
-from worker.vector_ops import HAS_PAIRS
+from worker.vector_ops import HAS_PAIRS, HAS_WIDE
 
 HIDDEN = 48
 
 
-# A shape that packed weights can have.
-PACKED = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
+# A shape that the decode step of whole layers takes.
+WHOLE = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int4"])
 def worker(request, tmp_path_factory) -> Worker:
     path = tmp_path_factory.mktemp("model")
-    save_tiny(path, "llama", max_position_embeddings=1024, **(PACKED if request.param == "int4" else {}))
+    save_tiny(path, "llama", max_position_embeddings=1024, **({} if request.param == "bfloat16" else WHOLE))
     return Worker(path, dtype=request.param)
 
 
-def test_packed_weights_decode_by_a_step_of_their_own(worker):
-    assert (worker.runner._packed_step is not None) is (worker.model.dtype == "int4" and HAS_PAIRS)
+def test_packed_and_float32_weights_decode_by_a_step_of_their_own(worker):
+    has_kernel = {"int4": HAS_PAIRS, "float32": HAS_WIDE, "bfloat16": False}
+    assert (worker.runner._whole_step is not None) is has_kernel[worker.model.dtype]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_hits_after_eviction_and_a_new_commit(worker, cold):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_answers_after_swapping(tmp_path, dtype):
     """Ten answers that do not fit the pool together, of prompts that start from a snapshot."""
-    save_tiny(tmp_path, "llama", max_position_embeddings=1024, **(PACKED if dtype == "int4" else {}))
+    save_tiny(tmp_path, "llama", max_position_embeddings=1024, **({} if dtype == "bfloat16" else WHOLE))
     tiny = Worker(tmp_path, dtype=dtype)
     worker = Worker(tmp_path, dtype=dtype, kv_memory=30 * 32 * tiny.model.kv_bytes_per_token)
     lengths = [20 + 7 * index for index in range(10)]

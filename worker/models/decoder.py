@@ -13,8 +13,9 @@ from torch import Tensor
 from worker.int4 import Int4Linear, can_pack
 from worker.linear import Linear
 from worker.model_shape import AttentionLayer, ModelConfig, Rope
-from worker.pair_head import PairHead
 from worker.rope import Rotary
+from worker.row_head import RowHead
+from worker.tiled_linear import TiledLinear
 from worker.weight_names import LAYER_PREFIX, weight_names
 
 LayerT = TypeVar("LayerT")
@@ -53,7 +54,7 @@ class Decoder(ABC, Generic[LayerT]):
 
     @property
     def in_tiles(self) -> bool:
-        """Whether packed matrices are laid out for a step that runs whole layers: only where there is such a step."""
+        """Whether matrices are laid out for a step that runs whole layers as well: only where there is such a step."""
         return False
 
     @abstractmethod
@@ -85,9 +86,9 @@ class Decoder(ABC, Generic[LayerT]):
         head = embedding if self.config.tie_word_embeddings else top["lm_head.weight"]
         # Never packed: measured, four bits in the head cost more perplexity than in all layers together.
         kept = self.embedding if head is embedding else head.to(device=self.device, dtype=self.dtype)
-        self.head: Linear | PairHead
-        if PairHead.takes(kept):
-            self.head = PairHead(kept)
+        self.head: Linear | RowHead
+        if RowHead.takes(kept):
+            self.head = RowHead(kept)
             self.weight_bytes += 0 if head is embedding else kept.numel() * kept.element_size()
         else:
             self.head = self.unpacked(head)
@@ -107,9 +108,13 @@ class Decoder(ABC, Generic[LayerT]):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A product in the layout that was asked for."""
-        if not (self.packed and can_pack(weight)):
+        linear: Linear
+        if self.packed and can_pack(weight):
+            linear = Int4Linear(weight, bias, self.dtype, self.device, in_tiles=self.in_tiles)
+        elif self.in_tiles:
+            linear = TiledLinear(weight, bias, self.device)
+        else:
             return self.unpacked(weight, bias)
-        linear = Int4Linear(weight, bias, self.dtype, self.device, in_tiles=self.in_tiles)
         self.weight_bytes += linear.weight_bytes
         return linear
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from worker.heads import HeadNorms
@@ -16,7 +17,9 @@ from worker.models.interface import Attend as Attend
 from worker.models.interface import Recur
 from worker.norm import rms_norm
 from worker.rope import Rotary
-from worker.vector_ops import GROUP, HAS_PAIRS
+from worker.vector_ops import GROUP, HAS_PAIRS, HAS_WIDE
+
+_MOST_TWICE = 2 << 30  # bytes of float32 layers that are held in two layouts, for decode and for prefill
 
 
 class Layer:
@@ -49,12 +52,18 @@ class LlamaModel(Decoder[Layer]):
 
     @property
     def in_tiles(self) -> bool:
-        """As `packed_step.py` has it: biases of the query, key and value products only, and every matrix packed."""
+        """As `whole_step.py` has it: biases of the query, key and value products only, and all of one kind."""
         config = self.config
         plain = not (config.attention_out_bias or config.mlp_bias)
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        shapes = (heads, config.num_heads * config.head_dim, config.hidden_size, config.intermediate_size)
-        return self.packed and HAS_PAIRS and plain and all(size % GROUP == 0 for size in shapes)
+        mixed = config.num_heads * config.head_dim
+        shapes = (heads, mixed, config.hidden_size, config.intermediate_size)
+        if self.device.type != "cpu" or not plain or any(size % GROUP for size in shapes):
+            return False
+        if self.packed:
+            return HAS_PAIRS
+        weights = config.hidden_size * (heads + mixed + 3 * config.intermediate_size) * config.num_layers
+        return HAS_WIDE and self.dtype == torch.float32 and 4 * weights <= _MOST_TWICE
 
     def build_layer(self, index: int, weights: Mapping[str, Tensor]) -> Layer:
         """Layer `index` from all its tensors. Raises `ModelError` for a config of another family."""

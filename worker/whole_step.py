@@ -1,7 +1,8 @@
-"""A whole decode step of a dense model with packed weights, as one kernel.
+"""A whole decode step of a dense model as one kernel, with weights in 4 bits or in float32.
 
 With 4 bits a weight the products of a step take less time than calling them: of 13 ms at one row of 30 layers, 6
-were products, 2 the head and the rest calls; this takes 3 for all layers (at 8 rows 15 for 29). Each thread runs
+were products, 2 the head and the rest calls; this takes 3 for all layers (at 8 rows 15 for 29). In float32 the time
+is that of reading the weights once, which the library does at two thirds of the memory's speed. Each thread runs
 through all layers on its share of every product, and they meet five times a layer. What all threads need of a row
 (its norm, its rounding to bfloat16) each computes for itself, which costs less than another meeting.
 
@@ -13,23 +14,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 from torch import Tensor
 
 from worker.attention_kernels import EVERYTHING
-from worker.cpu_kernels import Floats, Halves, Ints, PoolRows, norm_row, put_row, turn_head
+from worker.cpu_kernels import Floats, Ints, PoolRows, as_array, norm_row, put_row, turn_head
 from worker.cpu_threads import in_parts
 from worker.decode_kernels import attend_head
 from worker.int4 import Int4Linear, Tiles
 from worker.kv_cache import BLOCK_TOKENS, KVCache
+from worker.linear import Linear
 from worker.meeting import meet
 from worker.models.llama import LlamaModel
-from worker.pair_head import PairHead, head_rows
-from worker.vector_ops import GROUP, TILE, packed_1, packed_2, packed_4
+from worker.row_head import RowHead, head_rows
+from worker.tiled_linear import FloatTiles, TiledLinear
+from worker.vector_ops import GROUP, TILE, dense_1, dense_2, dense_4, dense_8, packed_1, packed_2, packed_4
+
+AnyTiles = Tiles | FloatTiles
+_ROWS = 8  # the most rows that one tile is multiplied with at a time
 
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 
@@ -37,17 +44,17 @@ _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 class _Weights(NamedTuple):
     """Those of all layers, the layer always the first dimension."""
 
-    qkv: Tiles
-    out: Tiles
-    gate: Tiles
-    up: Tiles
-    down: Tiles
+    qkv: AnyTiles
+    out: AnyTiles
+    gate: AnyTiles
+    up: AnyTiles
+    down: AnyTiles
     norms: Floats  # [layers, 2, hidden]: before attention, before the MLP
     q_norms: Floats  # [layers, head_dim], or [layers, 0]
     k_norms: Floats
     biases: Floats  # [layers, qkv outputs], or [layers, 0]
     norm: Floats  # the last one, [hidden]
-    head: Halves  # [vocab, hidden]
+    head: PoolRows  # [vocab, hidden]
     eps: float
 
 
@@ -60,15 +67,15 @@ class _Room(NamedTuple):
     counter: Ints
 
 
-class PackedStep:
-    """The layers of `model` and its head for decode, over the bfloat16 blocks of `cache`."""
+class WholeStep:
+    """The layers of `model` and its head for decode, over the blocks of `cache`: bfloat16 for packed weights."""
 
-    def __init__(self, model: LlamaModel, cache: KVCache, head: PairHead) -> None:
+    def __init__(self, model: LlamaModel, cache: KVCache, head: RowHead) -> None:
         """Takes over the tiles of the model's layers."""
         layers = model.layers
         self._model = model
         (memory,) = cache.memories
-        self._memory = memory.flatten(3, 4).view(torch.uint16).numpy()  # [layers, 2, kv_heads, tokens, dim]
+        self._memory = as_array(memory.flatten(3, 4))  # [layers, 2, kv_heads, tokens, dim]
         norms = [torch.stack((layer.input_norm, layer.post_norm)) for layer in layers]
         heads = [layer.head_norms for layer in layers]
         none = torch.empty(0)
@@ -92,11 +99,11 @@ class PackedStep:
         )
 
     @classmethod
-    def of(cls, model: object, cache: KVCache) -> PackedStep | None:
-        """None for a model without tiles, or where the cache is not of bfloat16 arrays."""
-        if not isinstance(model, LlamaModel) or not model.in_tiles or not isinstance(model.head, PairHead):
+    def of(cls, model: object, cache: KVCache) -> WholeStep | None:
+        """None for a model without tiles, or where the cache does not hold arrays of the type of its products."""
+        if not isinstance(model, LlamaModel) or not model.in_tiles or not isinstance(model.head, RowHead):
             return None
-        return cls(model, cache, model.head) if cache.has_arrays and cache.dtype == torch.bfloat16 else None
+        return cls(model, cache, model.head) if cache.has_arrays and cache.dtype == model.dtype else None
 
     def __call__(self, token_ids: Tensor, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Float32 logits [rows, vocab] of one token for each sequence, at position `lengths[i]` of it."""
@@ -122,15 +129,18 @@ class PackedStep:
         return logits
 
 
-def _stacked(linears: Sequence[Int4Linear]) -> Tiles:
-    tiles = []
+def _stacked(linears: Sequence[Linear]) -> AnyTiles:
+    """The tiles of one product in all layers. The linears then hold views of it, so that nothing is held twice."""
+    found: list[list[Any]] = []
     for linear in linears:
+        assert isinstance(linear, Int4Linear | TiledLinear)
         assert linear.tiles is not None
-        tiles.append(linear.tiles)
-    stacked = Tiles(np.stack([each.levels for each in tiles]), np.stack([each.scales for each in tiles]))
+        found.append(list(linear.tiles))
+    kind = Tiles if isinstance(linears[0], Int4Linear) else FloatTiles
+    stacked = [np.stack(parts) for parts in zip(*found, strict=True)]
     for layer, linear in enumerate(linears):
-        linear.tiles = Tiles(stacked.levels[layer], stacked.scales[layer])  # so that nothing is held twice
-    return stacked
+        linear.tiles = kind(*(part[layer] for part in stacked))  # type: ignore[attr-defined]
+    return kind(*stacked)
 
 
 @_kernel
@@ -149,88 +159,119 @@ def _step(
 ) -> None:
     """This thread's share of all layers and of the head; x [rows, hidden] moves on in place."""
     hidden, widest = x.shape[1], max(x.shape[1], room.mixed.shape[1], room.gated.shape[1])
-    halves = np.empty((len(x), widest), np.uint16)
+    given = np.empty((len(x), widest), weights.head.dtype)
     sums = np.empty((len(x), widest // GROUP), np.float32)
     row = np.empty(hidden, np.float32)
-    tile = np.empty((2, 4, TILE), np.float32)
+    tile = np.empty((2, _ROWS, TILE), np.float32)
     eps = np.float32(weights.eps)
     at = room.counter.ctypes.data
     met = 0
     for layer in range(len(memory)):
-        _norm(x, weights.norms[layer, 0], eps, row, halves, sums)
-        _product(weights.qkv, layer, halves, sums, hidden, part, parts, tile[0], room.qkv, False)
+        _norm(x, weights.norms[layer, 0], eps, row, given, sums)
+        _product(weights.qkv, layer, given, sums, hidden, part, parts, tile[0], room.qkv, False)
         met += parts
         meet(at, met)
         _attend(weights, layer, memory[layer], tables, lengths, cos, sin, room, part, parts)
         met += parts
         meet(at, met)
         for r in range(len(x)):
-            _round(room.mixed[r], halves[r], sums[r])
-        _product(weights.out, layer, halves, sums, room.mixed.shape[1], part, parts, tile[0], x, True)
+            _take(room.mixed[r], given[r], sums[r])
+        _product(weights.out, layer, given, sums, room.mixed.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
-        _norm(x, weights.norms[layer, 1], eps, row, halves, sums)
-        _gate(weights, layer, halves, sums, hidden, part, parts, tile, room.gated)
+        _norm(x, weights.norms[layer, 1], eps, row, given, sums)
+        _gate(weights, layer, given, sums, hidden, part, parts, tile, room.gated)
         met += parts
         meet(at, met)
         for r in range(len(x)):
-            _round(room.gated[r], halves[r], sums[r])
-        _product(weights.down, layer, halves, sums, room.gated.shape[1], part, parts, tile[0], x, True)
+            _take(room.gated[r], given[r], sums[r])
+        _product(weights.down, layer, given, sums, room.gated.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
-    _norm(x, weights.norm, eps, row, halves, sums)
-    head_rows(halves, weights.head, part, parts, logits)
+    _norm(x, weights.norm, eps, row, given, sums)
+    head_rows(given, weights.head, part, parts, logits)
 
 
 @_kernel
-def _norm(x: Floats, weight: Floats, eps: np.float32, row: Floats, halves: Halves, sums: Floats) -> None:
-    """All rows normed and rounded as `_round` does; `row` [hidden] is room to work in."""
+def _norm(x: Floats, weight: Floats, eps: np.float32, row: Floats, given: PoolRows, sums: Floats) -> None:
+    """All rows normed and made inputs as `_take` does; `row` [hidden] is room to work in."""
     for r in range(len(x)):
         norm_row(x[r], weight, eps, np.float32(x.shape[1]), row)
-        _round(row, halves[r], sums[r])
+        _take(row, given[r], sums[r])
 
 
-@_kernel
-def _round(x: Floats, halves: Halves, sums: Floats) -> None:
-    """x in bfloat16, and the sums of its groups as rounded."""
-    bits = x.view(np.uint32)
-    for group in range(len(x) // GROUP):
-        total = np.float32(0)
-        for i in range(group * GROUP, group * GROUP + GROUP):
-            odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
-            rounded = (bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-            halves[i] = np.uint16(rounded)
-            total += np.uint32(rounded << np.uint32(16)).view(np.float32)
-        sums[group] = total
+def _take(x: Any, given: Any, sums: Any) -> None:
+    """Make a row the inputs of a product: for packed weights in bfloat16, with the sums of its groups as rounded."""
+    raise NotImplementedError("for compiled code only")
 
 
-@_kernel
-def _tile(
-    matrix: Tiles, layer: int, index: int, halves: Halves, sums: Floats, inputs: int, first: int, out: Floats
-) -> int:
-    """One tile of outputs of up to four rows from `first` on, to out [4, TILE]. Returns how many rows."""
-    levels, scales = matrix.levels[layer, index].ctypes.data, matrix.scales[layer, index].ctypes.data
-    groups = inputs // GROUP
-    x, x_bytes = halves[first].ctypes.data, halves.strides[0]
-    s, s_bytes = sums[first].ctypes.data, sums.strides[0]
-    left = len(halves) - first
-    if left >= 4:
-        packed_4(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
-        return 4
-    if left >= 2:
-        packed_2(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
-        return 2
-    packed_1(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
-    return 1
+@overload(_take)
+def _take_as(x: Any, given: Any, sums: Any) -> Any:
+    def same(x: Any, given: Any, sums: Any) -> None:
+        given[: len(x)] = x
+
+    def rounded(x: Any, given: Any, sums: Any) -> None:
+        bits = x.view(np.uint32)
+        for group in range(len(x) // GROUP):
+            total = np.float32(0)
+            for i in range(group * GROUP, group * GROUP + GROUP):
+                odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+                half = (bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+                given[i] = np.uint16(half)
+                total += np.uint32(half << np.uint32(16)).view(np.float32)
+            sums[group] = total
+
+    return rounded if given.dtype is types.uint16 else same
+
+
+def _tile(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+    """One tile of outputs of some rows from `first` on, to out [_ROWS, TILE]. Returns how many rows."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_tile)
+def _tile_of(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+    def packed(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+        levels, scales = matrix.levels[layer, index].ctypes.data, matrix.scales[layer, index].ctypes.data
+        groups = size // GROUP
+        x, x_bytes = given[first].ctypes.data, given.strides[0]
+        s, s_bytes = sums[first].ctypes.data, sums.strides[0]
+        left = len(given) - first
+        if left >= 4:
+            packed_4(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
+            return 4
+        if left >= 2:
+            packed_2(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
+            return 2
+        packed_1(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
+        return 1
+
+    def dense(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+        values = matrix.values[layer, index].ctypes.data
+        x, x_bytes = given[first].ctypes.data, given.strides[0]
+        left = len(given) - first
+        if left >= 8:
+            dense_8(values, size, x, x_bytes, out.ctypes.data)
+            return 8
+        if left >= 4:
+            dense_4(values, size, x, x_bytes, out.ctypes.data)
+            return 4
+        if left >= 2:
+            dense_2(values, size, x, x_bytes, out.ctypes.data)
+            return 2
+        dense_1(values, size, x, x_bytes, out.ctypes.data)
+        return 1
+
+    return packed if given.dtype is types.uint16 else dense
 
 
 @_kernel
 def _product(
-    matrix: Tiles,
+    matrix: AnyTiles,
     layer: int,
-    halves: Halves,
+    given: PoolRows,
     sums: Floats,
-    inputs: int,
+    size: int,
     part: int,
     parts: int,
     tile: Floats,
@@ -238,11 +279,11 @@ def _product(
     onto: bool,
 ) -> None:
     """This thread's tiles of the product of all rows, written to `out`, or added to it where `onto`."""
-    tiles = matrix.levels.shape[1]
+    tiles = matrix[0].shape[1]
     for index in range(tiles * part // parts, tiles * (part + 1) // parts):
         first = 0
-        while first < len(halves):
-            rows = _tile(matrix, layer, index, halves, sums, inputs, first, tile)
+        while first < len(given):
+            rows = _tile(matrix, layer, index, given, sums, size, first, tile)
             for r in range(rows):
                 for i in range(TILE):
                     had = out[first + r, index * TILE + i] if onto else np.float32(0)
@@ -254,21 +295,21 @@ def _product(
 def _gate(
     weights: _Weights,
     layer: int,
-    halves: Halves,
+    given: PoolRows,
     sums: Floats,
-    inputs: int,
+    size: int,
     part: int,
     parts: int,
     tile: Floats,
     out: Floats,
 ) -> None:
     """This thread's tiles of silu(gate) * up."""
-    tiles = weights.gate.levels.shape[1]
+    tiles = weights.gate[0].shape[1]
     for index in range(tiles * part // parts, tiles * (part + 1) // parts):
         first = 0
-        while first < len(halves):
-            rows = _tile(weights.gate, layer, index, halves, sums, inputs, first, tile[0])
-            _tile(weights.up, layer, index, halves, sums, inputs, first, tile[1])
+        while first < len(given):
+            rows = _tile(weights.gate, layer, index, given, sums, size, first, tile[0])
+            _tile(weights.up, layer, index, given, sums, size, first, tile[1])
             for r in range(rows):
                 for i in range(TILE):
                     gate = tile[0, r, i]
