@@ -30,6 +30,8 @@ class Answer:
     outcome: str
     reason: str
     worker_seconds: float | None = None  # of the first token's time, what a prefixd says its worker took
+    sent: float = 0.0  # by the clock of this process
+    arrivals: tuple[float, ...] = ()  # of each piece of content, since it was sent
 
 
 async def chat(
@@ -47,6 +49,7 @@ async def chat(
     sent = time.perf_counter()
     first: float | None = None
     last = 0.0
+    arrivals: list[float] = []
     text = ""
     usage: dict[str, Any] = {}
     told: dict[str, Any] = {}
@@ -66,6 +69,7 @@ async def chat(
                 now = time.perf_counter() - sent
                 if piece := choice["delta"].get("content"):
                     first = now if first is None else first
+                    arrivals.append(now)
                     text += piece
                 if choice.get("finish_reason"):
                     last = now
@@ -81,6 +85,8 @@ async def chat(
         outcome=cache.get("outcome", "-"),
         reason=cache.get("reason", "-"),
         worker_seconds=told["queue_seconds"] + told["prefill_seconds"] if "prefill_seconds" in told else None,
+        sent=sent,
+        arrivals=tuple(arrivals),
     )
 
 

@@ -17,14 +17,14 @@ import statistics
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 import triton
-from torch import Tensor
+from random_model import SHAPE, random_weights
 
 from protocol.digest import link_digest, root_digest
 from protocol.messages import Accepted, Boundary, Failed, Generate, Sampling, Tokens
@@ -40,25 +40,10 @@ from worker.io import FromGateway, WorkerSockets
 from worker.journal import Journal
 from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
 from worker.metrics import WorkerMetrics
-from worker.model_config import ModelConfig, parse_config
+from worker.model_config import parse_config
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
-from worker.weight_names import weight_names
 
-SHAPE = {
-    "model_type": "qwen3",
-    "vocab_size": 49152,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": False,
-}
 CONTEXT = 34816  # longest sequence here
 
 
@@ -85,7 +70,11 @@ class Bench:
         self.config = parse_config(SHAPE)
         started = time.monotonic()
         model = DenseModel(
-            self.config, random_weights(self.config, self.device), torch.bfloat16, self.device, CONTEXT
+            self.config,
+            random_weights(self.config, self.device, torch.bfloat16),
+            torch.bfloat16,
+            self.device,
+            CONTEXT,
         )
         torch.cuda.synchronize()
         loaded = time.monotonic()
@@ -325,14 +314,6 @@ def device_ms(run: Callable[[], object]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times[3:])
-
-
-def random_weights(config: ModelConfig, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the model, made on the device."""
-    generator = torch.Generator(device).manual_seed(0)
-    for name, shape in weight_names(config).items():
-        tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-        yield name, 1 + 0.1 * tensor if len(shape) == 1 else 0.02 * tensor
 
 
 def line(row: Row) -> str:

@@ -4,6 +4,7 @@
     serving.py --base-url http://127.0.0.1:8080           a running server
     serving.py --own "packed=--dtype int4"                two of them, the second with flags
     serving.py --peer llama-server=http://127.0.0.1:8301 --start "llama-server=llama-server -m m.gguf --port 8301"
+    serving.py --long --model DIRECTORY --flags "--max-running 64"    the work of an accelerator, see long_bench.py
 
 Servers are measured one after the other. One named by --start runs only while it is measured, so that idle
 thread pools of one don't disturb another. All texts carry a salt of this run: nothing is cached beforehand.
@@ -14,16 +15,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import aiohttp
-from chat_client import TIMEOUT, Answer, ServerFailed, chat, first_model
+from chat_client import TIMEOUT, ServerFailed, chat, first_model
+from client_bench import Client, Texts, say, system, user
+from long_bench import LongBench, LongFigures
 from server_process import own_prefixd, running, split_command
 
 HEAD_TOKENS = 2000
@@ -38,16 +40,6 @@ COLD_RUNS = 3
 DECODE_TOKENS = 128
 DECODE_RUNS = 3
 STREAMS = 8
-
-# Common words, most of which are one token to most tokenizers.
-COMMON_WORDS = """
-time year people way day man thing woman life child world school state family student group country problem hand
-part place case week company system program question work number night point home water room mother money story
-fact month lot right study book eye job word business issue side kind head house service friend father power hour
-game line end member law car city name team minute idea body back parent face level office door health person art
-war history party result change morning reason research moment air teacher area
-"""
-WORDS = COMMON_WORDS.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +58,11 @@ class Figures:
     prompt_tokens: dict[str, int]
     outcomes: dict[str, float]
 
+    @staticmethod
+    def rows() -> tuple[tuple[str, str, str], ...]:
+        """Title, field and unit of each row of the table."""
+        return ROWS
+
 
 ROWS = (
     ("start to ready", "start", "s"),
@@ -80,37 +77,15 @@ ROWS = (
 )
 
 
-class Texts:
-    """Texts of about a wanted number of tokens, equal for every server of a run, and new in every run."""
-
-    def __init__(self, salt: str, tokens_per_word: float) -> None:
-        self._salt = salt
-        self._tokens_per_word = tokens_per_word
-
-    def make(self, label: str, tokens: int) -> str:
-        source = random.Random(f"{self._salt} {label}")
-        words = [source.choice(WORDS) for _ in range(max(1, round(tokens / self._tokens_per_word)))]
-        return f"{self._salt} {label}: {' '.join(words)}."
-
-
-class Bench:
+class Bench(Client):
     """All measurements of one server."""
-
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, model: str, texts: Texts) -> None:
-        self._session = session
-        self._base_url = base_url
-        self._model = model
-        self._texts = texts
-
-    async def ask(self, messages: list[dict[str, str]], max_tokens: int, **options: object) -> Answer:
-        return await chat(self._session, self._base_url, self._model, messages, max_tokens=max_tokens, **options)
 
     async def growing_chat(self) -> tuple[float, float | None, int]:
         """Median time to the first token from turn 2 on, the part of it outside the worker, and the last prompt."""
-        messages = [system(self._texts.make("chat head", HEAD_TOKENS))]
+        messages = [system(self.texts.make("chat head", HEAD_TOKENS))]
         answers = []
         for turn in range(CHAT_TURNS):
-            messages.append(user(self._texts.make(f"turn {turn}", TURN_TOKENS)))
+            messages.append(user(self.texts.make(f"turn {turn}", TURN_TOKENS)))
             answer = await self.ask(messages, REPLY_TOKENS)
             messages.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
@@ -120,14 +95,14 @@ class Bench:
 
     async def windows(self) -> tuple[list[float], int]:
         """Median time to the first token in each round, and the tokens of the last prompt."""
-        head = system(self._texts.make("windows head", HEAD_TOKENS))
-        windows = [[head, user(self._texts.make(f"window {w}", WINDOW_TOKENS))] for w in range(WINDOWS)]
+        head = system(self.texts.make("windows head", HEAD_TOKENS))
+        windows = [[head, user(self.texts.make(f"window {w}", WINDOW_TOKENS))] for w in range(WINDOWS)]
         rounds = []
         for number in range(WINDOW_ROUNDS):
             firsts = []
             for w, messages in enumerate(windows):
                 if number:
-                    messages.append(user(self._texts.make(f"window {w} round {number}", TURN_TOKENS)))
+                    messages.append(user(self.texts.make(f"window {w} round {number}", TURN_TOKENS)))
                 answer = await self.ask(messages, REPLY_TOKENS)
                 messages.append({"role": "assistant", "content": answer.text})
                 firsts.append(answer.first_seconds)
@@ -136,7 +111,7 @@ class Bench:
 
     async def cold(self) -> tuple[float, int]:
         answers = [
-            await self.ask([user(self._texts.make(f"cold {run}", COLD_TOKENS))], 1) for run in range(COLD_RUNS)
+            await self.ask([user(self.texts.make(f"cold {run}", COLD_TOKENS))], 1) for run in range(COLD_RUNS)
         ]
         return median(answer.first_seconds for answer in answers), answers[-1].prompt_tokens
 
@@ -145,7 +120,7 @@ class Bench:
         rates = []
         for run in range(DECODE_RUNS):
             questions = [
-                f"Tell me a long story about the {self._texts.make(f'{run} {s}', 8)}" for s in range(streams)
+                f"Tell me a long story about the {self.texts.make(f'{run} {s}', 8)}" for s in range(streams)
             ]
             answers = await asyncio.gather(
                 *(self.ask([user(question)], DECODE_TOKENS, ignore_eos=True) for question in questions)
@@ -154,14 +129,6 @@ class Bench:
             began = min(answer.first_seconds for answer in answers)
             rates.append(tokens / (max(answer.last_seconds for answer in answers) - began))
         return median(rates)
-
-    async def outcomes(self) -> dict[str, float]:
-        """Cache counters of a prefixd that are not zero; none of another server."""
-        async with self._session.get(f"{self._base_url}/metrics") as response:
-            text = await response.text() if response.status == 200 else ""
-        counters = ("prefixd_cache_lookups_total{", "prefixd_stale_drops_total{")
-        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(counters))
-        return {name: float(value) for name, value in pairs if float(value)}
 
     async def run(self, start_seconds: float | None) -> Figures:
         say("  growing chat")
@@ -190,18 +157,6 @@ class Bench:
         )
 
 
-def system(text: str) -> dict[str, str]:
-    return {"role": "system", "content": text}
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 async def calibrate(session: aiohttp.ClientSession, base_url: str, model: str, salt: str) -> float:
     """Tokens a word of our texts, by the server's own count."""
     texts = Texts(salt, 1.0)
@@ -212,47 +167,50 @@ async def calibrate(session: aiohttp.ClientSession, base_url: str, model: str, s
     return (long.prompt_tokens - short.prompt_tokens) / 300
 
 
-async def measure(base_url: str, model: str | None, salt: str, start_seconds: float | None) -> Figures:
+async def measure(
+    options: argparse.Namespace, base_url: str, model: str | None, salt: str, start_seconds: float | None
+) -> Figures | LongFigures:
     # Some servers close a connection that they said they would keep: a new one a request costs nothing here.
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(timeout=TIMEOUT, connector=connector) as session:
         model = model or await first_model(session, base_url)
         texts = Texts(salt, await calibrate(session, base_url, model, salt))
-        return await Bench(session, base_url, model, texts).run(start_seconds)
+        bench = LongBench if options.long else Bench
+        return await bench(session, base_url, model, texts).run(start_seconds)
 
 
-async def measure_all(options: argparse.Namespace) -> dict[str, Figures]:
+async def measure_all(options: argparse.Namespace) -> dict[str, Figures | LongFigures]:
     salt = secrets.token_hex(4)
-    figures: dict[str, Figures] = {}
+    figures: dict[str, Figures | LongFigures] = {}
+    common = [*(["--model", options.model] if options.model else []), *split_command(options.flags)]
     say(options.name)
     if options.base_url:
-        figures[options.name] = await measure(options.base_url, options.model, salt, None)
+        figures[options.name] = await measure(options, options.base_url, options.model, salt, None)
     else:
-        async with own_prefixd(["--model", options.model] if options.model else []) as (base_url, seconds):
-            figures[options.name] = await measure(base_url, None, salt, seconds)
+        async with own_prefixd(common) as (base_url, seconds):
+            figures[options.name] = await measure(options, base_url, None, salt, seconds)
     for name, flags in (pair.split("=", 1) for pair in options.own):
         say(name)
-        model = ["--model", options.model] if options.model else []
-        async with own_prefixd([*model, *split_command(flags)]) as (base_url, seconds):
-            figures[name] = await measure(base_url, None, salt, seconds)
+        async with own_prefixd([*common, *split_command(flags)]) as (base_url, seconds):
+            figures[name] = await measure(options, base_url, None, salt, seconds)
     commands = dict(pair.split("=", 1) for pair in options.start)
     for name, base_url in (pair.split("=", 1) for pair in options.peer):
         say(name)
         if name in commands:
             async with running(split_command(commands[name]), f"{base_url}/health") as seconds:
-                figures[name] = await measure(base_url, None, salt, seconds)
+                figures[name] = await measure(options, base_url, None, salt, seconds)
         else:
-            figures[name] = await measure(base_url, None, salt, None)
+            figures[name] = await measure(options, base_url, None, salt, None)
         say(render(figures))  # what has been measured so far, should the next one fail
     return figures
 
 
-def render(figures: dict[str, Figures]) -> str:
+def render(figures: Mapping[str, Figures | LongFigures]) -> str:
     """A Markdown table: one column a server, and one of ratios of the first server to each other."""
     ours, *peers = figures
     head = ["work", *figures, *(f"{ours} / {peer}" for peer in peers)]
     rows = []
-    for title, name, unit in ROWS:
+    for title, name, unit in figures[ours].rows():
         values = [getattr(figures[server], name) for server in figures]
         cells = ["-" if value is None else f"{value:.3g} {unit}" for value in values]
         ratios = [f"{values[0] / value:.2f}" if value and values[0] else "-" for value in values[1:]]
@@ -283,6 +241,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--start", action="append", default=[], metavar="NAME=CMD", help="command that runs a peer; repeatable"
+    )
+    parser.add_argument(
+        "--flags",
+        default="",
+        metavar="FLAGS",
+        help="flags of every prefixd that is started, such as --max-running 64",
+    )
+    parser.add_argument(
+        "--long", action="store_true", help="measure with the prompts and streams of an accelerator"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     options = parser.parse_args(argv)

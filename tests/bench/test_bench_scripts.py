@@ -3,14 +3,23 @@
 import json
 
 import aiohttp
+import long_bench
 import pytest
 import serving
+import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from chat_client import ServerFailed, chat, parse_cache_header
+from chat_client import Answer, ServerFailed, chat, parse_cache_header
 from demo import Demo
+from long_bench import LongBench, token_ms
+from random_model import SHAPE, write_model
 from server_process import split_command
 from serving import Bench, Figures, Texts, render
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from worker.model_config import load_config
+from worker.weights import iter_weights, weight_names
 
 
 class Server:
@@ -98,6 +107,55 @@ async def test_each_measurement_asks_what_it_says(server, monkeypatch):
     assert all(body["ignore_eos"] and body["max_tokens"] == serving.DECODE_TOKENS for body in decoding)
     assert figures.outcomes == {'prefixd_cache_lookups_total{outcome="hit"}': 3.0}
     assert figures.prompt_tokens["cold"] == pytest.approx(serving.COLD_TOKENS, abs=10)
+
+
+async def test_the_long_measurements_ask_what_they_say(server, monkeypatch):
+    sizes = {"HISTORY_TOKENS": 2600, "TURNS": 2, "CUT_MESSAGES": 2, "WINDOW_TOKENS": 1800, "WINDOW_ROUNDS": 1}
+    for name, value in {**sizes, "DECODE_TOKENS": 2, "STREAMS": {"decode_1": 1, "decode_8": 2}}.items():
+        monkeypatch.setattr(long_bench, name, value)
+    monkeypatch.setattr(long_bench, "COLD_TOKENS", {"cold_2k": 20, "cold_8k": 30})
+    client = LongBench(server.session, server.base_url, "m", Texts("salt", 1.0))
+    chat, cut = await client.growing()
+    bodies = [body["messages"] for body in server.bodies]
+    assert [len(messages) for messages in bodies] == [8, 10, 12, 4, 6, 8]
+    assert [message["role"] for message in bodies[2]] == ["system", *["user", "assistant"] * 5, "user"]
+    assert bodies[2][:10] == bodies[1]
+    assert (len(chat), len(cut)) == (2, long_bench.COLD_RUNS)
+    assert bodies[3][:1] == bodies[0][:1]
+    assert bodies[3][1:3] == [*bodies[2][-1:], {"role": "assistant", "content": chat[-1].text}]
+    del server.bodies[:]
+    assert len(await client.windows()) == long_bench.WINDOWS
+    assert len({body["messages"][0]["content"] for body in server.bodies}) == long_bench.WINDOWS
+    del server.bodies[:]
+    await client.decode(1)
+    assert [body["max_tokens"] for body in server.bodies] == [6] * 2
+
+
+def test_time_per_token_is_that_while_all_streams_run():
+    def answer(sent, arrivals, tokens):
+        return Answer("", arrivals[0], arrivals[-1], 1, tokens, None, "", "", None, sent, tuple(arrivals))
+
+    # Two tokens a piece, a piece every second from the start of the second stream on, faster before.
+    first = answer(0.0, [1.0, 1.1, 1.2, *range(2, 8)], 18)
+    second = answer(1.5, [0.5, *(0.5 + n for n in range(1, 8))], 16)
+    assert token_ms([first, second]) == pytest.approx(500.0)
+    with pytest.raises(ServerFailed, match="never ran at the same time"):
+        token_ms([first, answer(9.0, [1.0, 2.0], 2)])
+
+
+def test_a_random_model_is_one_that_loads(tmp_path):
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(70)}, unk_token="w0"))
+    (tmp_path / "from").mkdir()
+    words.save(str(tmp_path / "from" / "tokenizer.json"))
+    (tmp_path / "from" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    shape = SHAPE | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    write_model(tmp_path / "to", tmp_path / "from", shape, torch.device("cpu"))
+    config = load_config(tmp_path / "to")
+    assert config.vocab_size == 128
+    weights = dict(iter_weights(tmp_path / "to", config))
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == weight_names(config)
+    assert (tmp_path / "to" / "tokenizer_config.json").read_text() == '{"chat_template": "x"}'
 
 
 async def test_the_demo_prints_a_line_for_each_request(server, capsys):
