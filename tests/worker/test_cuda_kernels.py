@@ -29,6 +29,10 @@ SPLIT = 128
 TILES = Tiles(
     prefill=Tile(64, 32, 0, 4, 2),
     decode=Tile(16, 32, 0, 4, 2),
+    prefill_wide=Tile(32, 32, 0, 4, 2),
+    decode_wide=Tile(16, 32, 0, 4, 2),
+    prefill_widest=Tile(16, 32, 0, 4, 1),
+    decode_widest=Tile(16, 32, 0, 4, 1),
     skinny={rows: Tile(rows, 32, 64, 4, 2) for rows in (16, 32)},
     skinny_gated={rows: Tile(rows, 32, 64, 4, 2) for rows in (16, 32)},
     processors=1,
@@ -145,6 +149,42 @@ def test_decode_attention():
     assert not found[1].any()
     alone = ops().attend_decode(q[:1], places([200], tables[:1]), keys, 1024)
     assert torch.equal(alone[0], found[0])
+
+
+def test_rows_that_are_part_of_longer_ones_values_normed_and_queries_alone():
+    norms = HeadNorms(noise(DIM, seed=5), noise(DIM, seed=6), 1e-5)
+    where = places([40, 95], [[5, 2, 1], [4, 1, 6]])
+    wide = noise(2, (HEADS + 2 * KV_HEADS) * DIM + 48, seed=9)
+    for width, stores in ((HEADS + 2 * KV_HEADS, True), (HEADS, False)):
+        found_pool, expected_pool = pool(8), pool(8)
+        asked: Any = {"stores": stores, "norm_values": True}
+        found = ops().turn_and_store(wide[:, : width * DIM], None, norms, where, found_pool, **asked)
+        expected = TorchOps().turn_and_store(wide[:, : width * DIM], None, norms, where, expected_pool, **asked)
+        assert close(found, expected)
+        assert close(found_pool[:, :, :7], expected_pool[:, :, :7], 1e-3)
+        assert stores != torch.equal(found_pool[:, :, :7], pool(8)[:, :, :7])
+
+
+@pytest.mark.parametrize("window", [1, 40, 129])
+def test_a_window_hides_what_lies_before_it(window: int):
+    """What it never sees may be anything, and where the rows of a pass begin shows in no bit."""
+    blocks = [5, 3, 9, 1, 7, 2, 11, 4, 8, 6, *[0] * 6]
+    keys, q = pool(13), noise(300, HEADS * DIM, seed=7)
+    where = sequence(0, 300, blocks)
+    whole = ops().attend_prefill(q, where, keys, 300, window)
+    assert close(whole, TorchOps().attend_prefill(q, where, keys, 300, window))
+    for start, rows in [(33, 200), (250, 50), (299, 1)]:
+        hidden = keys.clone()
+        for block in blocks[: (start + 1 - window) // BLOCK] if start + 1 > window else []:
+            hidden[:, :, block] = float("nan")
+        part = ops().attend_prefill(
+            q[start : start + rows], sequence(start, rows, blocks), hidden, start + rows, window
+        )
+        assert torch.equal(part, whole[start : start + rows]), start
+    tables, positions = [blocks, blocks, [0] * 16], [299, 40, -1]
+    found = ops().attend_decode(q[:3], places(positions, tables), keys, 512, window)
+    assert close(found, TorchOps().attend_decode(q[:3], places(positions, tables), keys, 512, window))
+    assert not found[2].any()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (50, 48)])

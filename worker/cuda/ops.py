@@ -47,14 +47,33 @@ class Ops(Protocol):
         """`silu(gate) * up` of rows [gate | up]."""
 
     def turn_and_store(
-        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+        self,
+        qkv: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        places: Places,
+        pool: Tensor,
+        *,
+        stores: bool = True,
+        norm_values: bool = False,
     ) -> Tensor:
-        """Bias, norm and turn the heads of rows [q | k | v]; keys and values go to the pool. The queries' rows."""
+        """Bias, norm and turn the heads of rows [q | k | v]; keys and values go to the pool. The queries' rows.
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
-        """Causal attention of rows of one sequence, keys stored already, none past `longest` tokens. Rows like q."""
+        With `stores` off a row is queries alone; `norm_values` brings values to unit mean square. Rows may be part of
+        longer ones.
+        """
 
-    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+    def attend_prefill(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
+        """Causal attention of rows of one sequence, keys stored already, none past `longest` tokens. Rows like q.
+
+        A row sees the last `window` tokens, its own among them, or all.
+        """
+
+    def attend_decode(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
         """Attention of one row a sequence, none longer than `longest` tokens. Rows like q; padding gives zeros."""
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -86,43 +105,58 @@ class TorchOps:
         return (F.silu(gate) * up).to(gate_up.dtype)
 
     def turn_and_store(
-        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+        self,
+        qkv: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        places: Places,
+        pool: Tensor,
+        *,
+        stores: bool = True,
+        norm_values: bool = False,
     ) -> Tensor:
-        kv_heads, block, dim = pool.shape[1], pool.shape[3], pool.shape[4]
+        kv_heads, block, dim = pool.shape[1] if stores else 0, pool.shape[3], pool.shape[4]
         rows = qkv[: len(places.positions)].float()
         parts = (rows if bias is None else rows + bias.float()).view(len(rows), -1, dim)
         heads = parts.shape[1] - 2 * kv_heads
         q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
         if norms is not None:
-            q, k = self.norm(q, norms.q, norms.eps), self.norm(k, norms.k, norms.eps)
+            v = self.norm(v, torch.ones_like(norms.q), norms.eps) if norm_values else v
+            q, k = self.norm(q, norms.q, norms.eps), self.norm(k, norms.k, norms.eps) if stores else k
         q, k = _turned(q, places), _turned(k, places)
         real = (places.positions >= 0).nonzero().flatten()
         at = places.positions[real].long()
         blocks = places.tables.expand(len(rows), -1)[real, at // block].long()
-        pool[0][:, blocks, at % block] = k[real].transpose(0, 1).to(pool.dtype)
-        pool[1][:, blocks, at % block] = v[real].transpose(0, 1).to(pool.dtype)
+        if stores:
+            pool[0][:, blocks, at % block] = k[real].transpose(0, 1).to(pool.dtype)
+            pool[1][:, blocks, at % block] = v[real].transpose(0, 1).to(pool.dtype)
         out = qkv.new_zeros(len(qkv), q.shape[1] * dim)
         out[: len(rows)] = q.flatten(1)
         return out
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+    def attend_prefill(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
         out = torch.zeros_like(q)
         start, rows = places.span.tolist()
         for row in range(rows):
-            out[row] = self._attend(q[row], places.tables[0], pool, start + row)
+            out[row] = self._attend(q[row], places.tables[0], pool, start + row, window)
         return out
 
-    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+    def attend_decode(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
         rows = zip(q, places.tables, places.positions.tolist(), strict=True)
-        return torch.stack([self._attend(row, table, pool, position) for row, table, position in rows])
+        return torch.stack([self._attend(row, table, pool, position, window) for row, table, position in rows])
 
-    def _attend(self, q: Tensor, table: Tensor, pool: Tensor, position: int) -> Tensor:
-        """One row, over the keys at [0, position]."""
+    def _attend(self, q: Tensor, table: Tensor, pool: Tensor, position: int, window: int | None) -> Tensor:
+        """One row, over the keys up to `position` that its window holds."""
         if position < 0:
             return torch.zeros_like(q)
         kv_heads, block, dim = pool.shape[1], pool.shape[3], pool.shape[4]
         blocks = table[: position // block + 1].long()
-        keys, values = pool[:, :, blocks].flatten(2, 3)[:, :, : position + 1].float()
+        first = 0 if window is None else max(position + 1 - window, 0)
+        keys, values = pool[:, :, blocks].flatten(2, 3)[:, :, first : position + 1].float()
         scores = q.float().view(kv_heads, -1, dim) @ keys.transpose(1, 2) / math.sqrt(dim)
         mixed: Tensor = scores.softmax(-1) @ values
         return mixed.flatten().to(q.dtype)

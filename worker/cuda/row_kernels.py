@@ -48,11 +48,13 @@ def gate_kernel(x_ptr, out_ptr, size, SIZE: tl.constexpr):
 @triton.jit(do_not_specialize=["table_stride"])
 def turn_and_store_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions, tables, q_ptr, keys_ptr, values_ptr,
-    table_stride, head_stride, eps,
+    qkv_stride, table_stride, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, NORM_V: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Bias, norm and turn the heads of a row [q | k | v]; queries to `q`, keys and values to their place in the pool.
+
+    Values keep their length, or with `NORM_V` come to unit mean square. Without KV heads a row is queries alone.
 
     Program (row, `PARTS` heads). A row at position -1 is padding.
     """
@@ -68,7 +70,7 @@ def turn_and_store_kernel(
     half: tl.constexpr = DIM // 2
     dims = tl.arange(0, half)
     in_row = part[:, None] * DIM + dims[None, :]
-    at = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * DIM + in_row
+    at = row.to(tl.int64) * qkv_stride + in_row
     low = tl.load(qkv_ptr + at, mask=real, other=0.0).to(tl.float32)
     high = tl.load(qkv_ptr + at + half, mask=real, other=0.0).to(tl.float32)
     if HAS_BIAS:
@@ -82,6 +84,8 @@ def turn_and_store_kernel(
         q_low, k_low = tl.load(q_norm_ptr + dims).to(tl.float32), tl.load(k_norm_ptr + dims).to(tl.float32)
         q_high = tl.load(q_norm_ptr + half + dims).to(tl.float32)
         k_high = tl.load(k_norm_ptr + half + dims).to(tl.float32)
+        if NORM_V:
+            low, high = tl.where(is_v, low * scale, low), tl.where(is_v, high * scale, high)
         normed_low = low * scale * tl.where(is_q, q_low[None, :], k_low[None, :])
         normed_high = high * scale * tl.where(is_q, q_high[None, :], k_high[None, :])
     factors = row.to(tl.int64) * DIM + dims

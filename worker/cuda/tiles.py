@@ -38,11 +38,23 @@ class Tiles:
 
     prefill: Tile
     decode: Tile
+    prefill_wide: Tile  # heads of 256
+    decode_wide: Tile
+    prefill_widest: Tile  # heads of 512
+    decode_widest: Tile
     skinny: dict[int, Tile]  # by the rows of `SKINNY_ROWS`
     skinny_gated: dict[int, Tile]  # two products side by side
     processors: int
     early: bool = False
     ahead: int = 0  # inputs whose weights a product that starts early has brought to the cache
+
+    def prefill_for(self, head_dim: int) -> Tile:
+        """The shape of prefill attention for heads of this size."""
+        return self.prefill if head_dim <= 128 else self.prefill_wide if head_dim <= 256 else self.prefill_widest
+
+    def decode_for(self, head_dim: int) -> Tile:
+        """The shape of decode attention for heads of this size."""
+        return self.decode if head_dim <= 128 else self.decode_wide if head_dim <= 256 else self.decode_widest
 
 
 def tiles_for(device: torch.device) -> Tiles:
@@ -59,6 +71,10 @@ def _roomy(processors: int, early: bool) -> Tiles:
     return Tiles(
         prefill=Tile(128, 128, 0, 8, 2),
         decode=Tile(16, 128, 0, 4, 2),
+        prefill_wide=Tile(128, 64, 0, 8, 2),
+        decode_wide=Tile(16, 64, 0, 4, 2),
+        prefill_widest=Tile(64, 32, 0, 8, 2),
+        decode_widest=Tile(16, 32, 0, 4, 2),
         skinny={rows: Tile(rows, 64, 128, 4, 6) for rows in SKINNY_ROWS},
         skinny_gated={rows: Tile(rows, 64, 128, 4, 4) for rows in SKINNY_ROWS},
         processors=processors,
@@ -72,6 +88,10 @@ def _small(processors: int, early: bool) -> Tiles:
     return Tiles(
         prefill=Tile(64, 32, 0, 4, 2),
         decode=Tile(16, 32, 0, 4, 2),
+        prefill_wide=Tile(32, 32, 0, 4, 2),
+        decode_wide=Tile(16, 32, 0, 4, 2),
+        prefill_widest=Tile(16, 32, 0, 4, 1),
+        decode_widest=Tile(16, 32, 0, 4, 1),
         skinny={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
         skinny_gated={rows: Tile(rows, 32, 64, 4, 3) for rows in SKINNY_ROWS},
         processors=processors,

@@ -14,6 +14,7 @@ from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
 from worker.heads import HeadNorms
 
 _HEADS_AT_ONCE = 16  # of a row, in one program of `turn_and_store_kernel`
+_NARROW = 128  # head sizes up to here fit four warps
 _GATE_PIECE = 2048
 _MERGE_HEADS = 8
 _MERGE_STEP = 16
@@ -63,9 +64,18 @@ class TritonOps:
         return out
 
     def turn_and_store(
-        self, qkv: Tensor, bias: Tensor | None, norms: HeadNorms | None, places: Places, pool: Tensor
+        self,
+        qkv: Tensor,
+        bias: Tensor | None,
+        norms: HeadNorms | None,
+        places: Places,
+        pool: Tensor,
+        *,
+        stores: bool = True,
+        norm_values: bool = False,
     ) -> Tensor:
         _, kv_heads, _, block, dim = pool.shape
+        kv_heads = kv_heads if stores else 0
         rows, heads = len(places.positions), qkv.shape[1] // dim - 2 * kv_heads
         q = qkv.new_empty(len(qkv), heads * dim)
         q_norm, k_norm, eps = (qkv, qkv, 0.0) if norms is None else norms
@@ -81,6 +91,7 @@ class TritonOps:
             q,
             pool[0],
             pool[1],
+            qkv.stride(0),
             _table_stride(places),
             pool.stride(1),
             eps,
@@ -91,21 +102,24 @@ class TritonOps:
             _HEADS_AT_ONCE,
             bias is not None,
             norms is not None,
+            norm_values,
             self._tiles.early,
-            num_warps=4,
+            num_warps=4 if dim <= _NARROW else 8,
             launch_pdl=self._tiles.early,
         )
         return q
 
-    def attend_prefill(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+    def attend_prefill(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
         _, kv_heads, _, block, dim = pool.shape
         rows, heads = len(places.positions), q.shape[1] // dim
-        group, tile, split = heads // kv_heads, self._tiles.prefill, self._prefill_split
+        group, tile, split = heads // kv_heads, self._tiles.prefill_for(dim), self._prefill_split
         out = torch.empty_like(q)
         tiles = -(-rows * group // tile.rows)
         splits = split_count(longest, split)
-        # Few rows: one program a split. Either way has the same bits.
-        apart = splits > 1 and tiles * kv_heads < 2 * self._tiles.processors
+        # Few rows: one program a split, unless windows are few keys. Either way has the same bits.
+        apart = splits > 1 and tiles * kv_heads < 2 * self._tiles.processors and window is None
         parts = q.new_empty(splits if apart else int(splits > 1), rows, heads, dim, dtype=torch.float32)
         sums = q.new_empty(splits if apart else 0, 2, rows, heads, dtype=torch.float32)
         attention_kernels.prefill_kernel[(tiles, kv_heads, splits if apart else 1)](
@@ -128,19 +142,22 @@ class TritonOps:
             split,
             tile.rows,
             tile.columns,
+            window or 0,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
         if apart:
             attention_kernels.merge_kernel[(rows, -(-heads // _MERGE_HEADS))](
-                parts, sums, places.span, out, rows, heads, dim, split, _MERGE_HEADS, num_warps=4
+                parts, sums, places.span, out, rows, heads, dim, split, _MERGE_HEADS, window or 0, num_warps=4
             )
         return out
 
-    def attend_decode(self, q: Tensor, places: Places, pool: Tensor, longest: int) -> Tensor:
+    def attend_decode(
+        self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
+    ) -> Tensor:
         _, kv_heads, _, block, dim = pool.shape
         rows, heads = len(places.positions), q.shape[1] // dim
-        group, tile, split = heads // kv_heads, self._tiles.decode, self._decode_split
+        group, tile, split = heads // kv_heads, self._tiles.decode_for(dim), self._decode_split
         splits = split_count(longest, split)
         parts = q.new_empty(rows, splits, heads, dim, dtype=torch.float32)
         sums = q.new_empty(rows, splits, 2, heads, dtype=torch.float32)
@@ -163,6 +180,7 @@ class TritonOps:
             split,
             max(tile.rows, _power(group)),
             tile.columns,
+            window or 0,
             self._tiles.early,
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -178,6 +196,7 @@ class TritonOps:
             dim,
             split,
             _MERGE_STEP,
+            window or 0,
             self._tiles.early,
             num_warps=4,
             launch_pdl=self._tiles.early,
