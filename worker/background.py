@@ -20,7 +20,7 @@ from worker.commits import Commits
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
-from worker.sequences import Request
+from worker.sequences import Request, pass_end
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
 from worker.snapshots import SnapshotStore
@@ -57,6 +57,7 @@ class Background:
         verify_hits: float,
         differ: Callable[[Tensor, Tensor], bool],
         chance: Callable[[], float] = random.random,
+        state_chunk: int = 1,
     ) -> None:
         self.verified = self.mismatched = self.skipped = 0
         self._pool = store.pool
@@ -69,6 +70,7 @@ class Background:
         self._verify_hits = verify_hits
         self._differ = differ
         self._chance = chance
+        self._state_chunk = state_chunk
         self._absorptions: deque[Absorb] = deque(maxlen=MOST_JOBS)
         self._verifications: deque[Verification] = deque()
         self._running: Request | None = None
@@ -130,7 +132,7 @@ class Background:
             request = self._running or self._start()
             if request is None:
                 return None
-            end = min(request.computed + PASS_ROWS, request.total)
+            end = pass_end(request, PASS_ROWS, self._state_chunk)
             copies = self._memory.own(request.blocks, request.computed, end)
             if copies is not None:
                 return Prefill(request, request.computed, end, copies, self._states.use(request, end))

@@ -107,6 +107,7 @@ def build(
         vocab_size=config.vocab_size,
         max_prefill_rows=runner.max_prefill_rows,
         shared_prefill_rows=runner.shared_prefill_rows,
+        state_chunk=runner.state_chunk,
         max_running=min(settings.max_running, runner.max_decode_rows),
         max_waiting=settings.max_waiting,
         caching=settings.slots > 0,

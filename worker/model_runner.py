@@ -22,6 +22,8 @@ class ModelRunner:
 
     shared_prefill_rows = 64
     """Rows of a prefill pass while others decode, so that their streams do not stutter."""
+    state_chunk = 1
+    """Token by token: a pass may end anywhere."""
 
     def __init__(
         self, model: Model, cache: KVCache, row_counts: RowCounts, states: StatePool | None = None

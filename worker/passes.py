@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.commits import Commits
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
-from worker.sequences import Choice, Request, Running, age
+from worker.sequences import Choice, Request, Running, age, pass_end
 from worker.steps import Decode, Prefill, Step
 from worker.swapping import Swapping
 
@@ -25,8 +25,12 @@ class Passes:
         max_prefill_rows: int,
         shared_prefill_rows: int,
         max_decode_rows: int,
+        state_chunk: int = 1,
     ) -> None:
-        """`shared_prefill_rows`: rows of a prefill pass while others decode, so that their streams do not stutter."""
+        """`shared_prefill_rows`: rows of a prefill pass while others decode, so that their streams do not stutter.
+
+        `state_chunk`: that of `pass_end`.
+        """
         self._running = running
         self._memory = memory
         self._states = states
@@ -35,6 +39,7 @@ class Passes:
         self._max_prefill_rows = max_prefill_rows
         self._shared_prefill_rows = shared_prefill_rows
         self._max_decode_rows = max_decode_rows
+        self._state_chunk = state_chunk
         self._prefill_turns = 0
         self._decoded_last = False
 
@@ -69,7 +74,7 @@ class Passes:
         if self._running.decoding:
             rows = min(rows, self._shared_prefill_rows)
         for request in order:
-            start, end = request.computed, min(request.computed + rows, request.total)
+            start, end = request.computed, pass_end(request, rows, self._state_chunk)
             copies = self._memory.own(request.blocks, start, end)
             if copies is not None:
                 copies = self._memory.tail_copy(request) + copies

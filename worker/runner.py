@@ -20,6 +20,8 @@ class Runner(Protocol):
     row_counts: RowCounts
     shared_prefill_rows: int
     """Rows of a prefill pass while others decode."""
+    state_chunk: int
+    """A prefill pass ends so many tokens, or a multiple of it, behind a boundary, or where the prompt does."""
 
     @property
     def max_prefill_rows(self) -> int:

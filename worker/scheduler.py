@@ -64,6 +64,7 @@ class Scheduler:
         verify_hits: float = 0.0,
         differ: Callable[[Any, Any], bool] = operator.ne,
         clock: Callable[[], float] = time.monotonic,
+        state_chunk: int = 1,
     ) -> None:
         self.epoch = epoch
         self.running = Running()
@@ -77,7 +78,13 @@ class Scheduler:
         self._clock = clock
         self._commits = Commits(store, metrics)
         self.background = Background(
-            store, SequenceMemory(pool, store), SequenceStates(store), metrics, verify_hits, differ
+            store,
+            SequenceMemory(pool, store),
+            SequenceStates(store),
+            metrics,
+            verify_hits,
+            differ,
+            state_chunk=state_chunk,
         )
         memory = SequenceMemory(pool, store, self.background.give_way)
         self._states = SequenceStates(store, self.background.give_way)
@@ -91,6 +98,7 @@ class Scheduler:
             max_prefill_rows,
             shared_prefill_rows,
             max_running,
+            state_chunk,
         )
         self._admission = Admission(
             self.running,

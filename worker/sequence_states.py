@@ -77,7 +77,8 @@ class SequenceStates:
         own, *others = request.entries
         if end == request.total:
             captures += [(end - start, other) for other in others]
-        return StateUse(own, source, tuple(captures))
+        cuts = tuple(b.end - start for b in request.message.boundaries if start < b.end < end)
+        return StateUse(own, source, tuple(captures), cuts)
 
     def checkpoint(self, request: Request, boundary: Boundary | None) -> None:
         """Let the next pass keep the state at `boundary` in place of an earlier one; None lets that one go only.

@@ -117,6 +117,20 @@ class Request:
         return admitted - self.arrived, max(prefilled - admitted, 0.0), max(end - prefilled, 0.0)
 
 
+def pass_end(request: Request, rows: int, chunk: int) -> int:
+    """Where the next prefill pass ends, of `rows` tokens at most, or of one chunk if that is more.
+
+    At the prompt's end or whole chunks behind a boundary: the layout of a recurrence that is computed in chunks, which
+    begin anew at boundaries, is then the same however a prompt is cut. Passes begin where others ended.
+    """
+    start = request.computed
+    end = min(start + max(rows, chunk), request.total)
+    if chunk == 1 or end == request.total:
+        return end
+    origin = max((b.end for b in request.message.boundaries if start < b.end <= end), default=start)
+    return origin + (end - origin) // chunk * chunk
+
+
 class Running:
     """Every admitted request or choice, in the place where it waits for its next step."""
 

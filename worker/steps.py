@@ -15,12 +15,14 @@ class StateUse(NamedTuple):
     """What a prefill pass does with recurrent states.
 
     It goes on in `entry`, to which `source` is copied first if there is one, and after its first `rows` tokens it
-    copies the state to `target`, for each (rows, target) of `captures`.
+    copies the state to `target`, for each (rows, target) of `captures`. `cuts`, rising: after how many of its tokens
+    a boundary lies within it. A recurrence that is computed in chunks begins anew at each.
     """
 
     entry: int
     source: int | None
     captures: tuple[tuple[int, int], ...]
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class CudaRunner:
 
     shared_prefill_rows = SHARED_PREFILL_ROWS
     """Rows of a prefill pass while others decode."""
+    state_chunk = 1
+    """Nothing recurs: a pass may end anywhere."""
 
     def __init__(self, model: DenseModel, cache: KVCache, ops: Ops, prefill_rows: tuple[int, ...]) -> None:
         self.model = model
