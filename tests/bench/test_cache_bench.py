@@ -100,6 +100,7 @@ def test_a_row_says_what_each_cache_reuses(tmp_path, capacity):
     assert row.requests == 12
     assert 0.9 * row.infinite_tokens < row.ours_tokens <= row.input_tokens
     assert row.blocks_tokens <= row.infinite_tokens
+    assert row.ours_tokens <= row.best_tokens + 15 * row.requests
     assert row.memory_bytes > 0
 
 

@@ -11,6 +11,8 @@ played in order of arrival; `load` in workloads.py says how the formats become t
 SHARE columns are parts of the input tokens, REACHED is OURS in parts of INFINITE:
 
 - INFINITE  nothing is forgotten, and reuse ends at no boundary but that of a small block
+- BEST      what nobody could save more than at this capacity, were all requests to come known: see bounds.py. With
+            `--slots` of any snapshots, with `--bytes` of any blocks beside the prompt that runs
 - OURS      the snapshot store
 - SNAPSHOTS LRU of full copies of the state, one for each prompt's end, as many or as many bytes as ours
 - BLOCKS    LRU of 16-token blocks in the same memory: with `--slots` what ours took at its peak
@@ -26,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from baselines import block_lru, capacity_for, infinite, snapshot_lru
+from bounds import most_by_blocks, most_by_snapshots
 from workloads import Turn, UnknownFormat, load
 
 from protocol.messages import Generate, Sampling
@@ -54,6 +57,7 @@ class Row:
     requests: int
     input_tokens: int
     infinite_tokens: int
+    best_tokens: int  # no more can be saved at this capacity
     ours_tokens: int
     snapshots_tokens: int
     blocks_tokens: int
@@ -123,14 +127,17 @@ def simulate(name: str, turns: Sequence[Turn], slots: int | None, memory_bytes: 
     if memory_bytes is None:
         assert slots is not None
         snapshots = snapshot_lru(turns, slots, count_tokens=False)
+        best = most_by_snapshots(turns, slots)
     else:
         snapshots = snapshot_lru(turns, memory_bytes // BYTES_PER_TOKEN, count_tokens=True)
+        best = most_by_blocks(turns, memory_bytes // BYTES_PER_TOKEN)
     return Row(
         file=name,
         capacity=f"{slots} slots" if memory_bytes is None else format_size(memory_bytes),
         requests=len(turns),
         input_tokens=sum(turn.tokens for turn in turns),
         infinite_tokens=infinite(turns),
+        best_tokens=best,
         ours_tokens=ours,
         snapshots_tokens=snapshots,
         blocks_tokens=block_lru(turns, peak if memory_bytes is None else memory_bytes // BYTES_PER_TOKEN),
@@ -154,10 +161,10 @@ def at_share(turns: Sequence[Turn], share: float, *, in_bytes: bool) -> int | No
 
 def render(rows: Sequence[Row]) -> str:
     """A table with a line for each row."""
-    titles = ["FILE", "CAPACITY", "REQUESTS", "INFINITE", "OURS", "SNAPSHOTS", "BLOCKS", "REACHED", "PEAK"]
+    titles = ["FILE", "CAPACITY", "REQUESTS", "INFINITE", "BEST", "OURS", "SNAPSHOTS", "BLOCKS", "REACHED", "PEAK"]
     lines = [titles]
     for row in rows:
-        shares = [row.infinite_tokens, row.ours_tokens, row.snapshots_tokens, row.blocks_tokens]
+        shares = [row.infinite_tokens, row.best_tokens, row.ours_tokens, row.snapshots_tokens, row.blocks_tokens]
         lines.append(
             [
                 row.file,
