@@ -10,8 +10,9 @@ import orjson
 from aiohttp import web
 
 from gateway.anthropic_answers import MessageAnswer
-from gateway.anthropic_input import parse_messages, parse_tools
+from gateway.anthropic_input import parse_messages
 from gateway.anthropic_params import MessagesParams, parse_params
+from gateway.anthropic_tools import parse_tools
 from gateway.body import parse_object
 from gateway.conversation import Conversation
 from gateway.grammar import Demand
@@ -64,12 +65,13 @@ def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesPar
     params = parse_params(fields, to_count=to_count)
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
         raise unknown_model(params.model)
-    told = parse_messages(
-        fields.get("system"), fields.get("messages"), drop_billing_header=settings.drop_billing_header
-    )
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
-    return params, Conversation(told, tools, params.variables()), params.demand(fields.get("tools"))
+    told = parse_messages(
+        fields.get("system"), fields.get("messages"), tools, drop_billing_header=settings.drop_billing_header
+    )
+    conversation = Conversation(told, tools.shown, params.variables(), loaded=tools.loaded)
+    return params, conversation, params.demand(fields.get("tools"))
 
 
 def _generate(

@@ -1,4 +1,4 @@
-"""System text, messages and tools of an Anthropic body, in the canonical form that equal conversations share.
+"""System text and messages of an Anthropic body, in the canonical form that equal conversations share.
 
 One message may hold several of ours: results of tools and the user's text, in the order they came. Left out are
 `cache_control`, citations and signatures, thinking that only its maker can read, what tools of Anthropic's own
@@ -10,29 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.canonical import (
-    function_tool,
-    parse_arguments,
-    parse_content,
-    sorted_tools,
-    without_billing_header,
-    wrong,
-)
+from gateway.anthropic_tools import Tools
+from gateway.canonical import parse_arguments, parse_content, without_billing_header, wrong
 from gateway.conversation import Message, ToolCall
 
 _ROLES = ("user", "assistant", "system")
 _UNREADABLE = {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result"}
 
 
-def parse_messages(system: object, value: object, *, drop_billing_header: bool = True) -> tuple[Message, ...]:
-    """Raises `RequestError` naming the field that is wrong."""
+def parse_messages(
+    system: object, value: object, tools: Tools | None = None, *, drop_billing_header: bool = True
+) -> tuple[Message, ...]:
+    """`tools` learns which of them the messages bring in. Raises `RequestError` naming the field that is wrong."""
+    tools = tools or Tools()
     if not isinstance(value, list):
         raise wrong("messages", "must be a list")
     if not value:
         raise wrong("messages", "must not be empty")
     last = len(value) - 1
     messages = [
-        part for at, item in enumerate(value) for part in _message(item, f"messages.{at}", last=at == last)
+        part for at, item in enumerate(value) for part in _message(item, f"messages.{at}", tools, last=at == last)
     ]
     text = parse_content(system, "system")
     if drop_billing_header:
@@ -40,20 +37,7 @@ def parse_messages(system: object, value: object, *, drop_billing_header: bool =
     return (Message("system", text), *messages) if text else tuple(messages)
 
 
-def parse_tools(value: object, *, in_order: bool = False) -> tuple[dict[str, Any], ...]:
-    """Tools that the client describes itself; those that Anthropic defines or runs are left out.
-
-    `in_order` sorts tools by name and the keys of their schemas.
-    """
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise wrong("tools", "must be a list")
-    tools = tuple(tool for at, item in enumerate(value) for tool in _tool(item, f"tools.{at}"))
-    return sorted_tools(tools) if in_order else tools
-
-
-def _message(value: object, where: str, last: bool) -> Iterator[Message]:
+def _message(value: object, where: str, tools: Tools, last: bool) -> Iterator[Message]:
     if not isinstance(value, dict):
         raise wrong(where, "must be an object")
     role, content = value.get("role"), value.get("content")
@@ -63,9 +47,9 @@ def _message(value: object, where: str, last: bool) -> Iterator[Message]:
     if role == "assistant":
         yield _assistant(blocks, last)
     elif role == "user":
-        yield from _user(blocks)
+        yield from _user(blocks, tools)
     else:
-        yield Message("system", parse_content(content, f"{where}.content"))
+        yield Message("system", parse_content(tools.told(content, f"{where}.content"), f"{where}.content"))
 
 
 def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
@@ -83,7 +67,7 @@ def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
     return blocks
 
 
-def _user(blocks: list[tuple[dict[str, Any], str]]) -> Iterator[Message]:
+def _user(blocks: list[tuple[dict[str, Any], str]], tools: Tools) -> Iterator[Message]:
     """Each run of text is one message, and so is each result."""
     if not blocks:
         yield Message("user", "")
@@ -98,7 +82,8 @@ def _user(blocks: list[tuple[dict[str, Any], str]]) -> Iterator[Message]:
             yield Message("user", "\n".join(run))
             run = []
         called = _string(block, "tool_use_id", where)
-        yield Message("tool", parse_content(block.get("content"), f"{where}.content"), tool_call_id=called)
+        content = tools.told(block.get("content"), f"{where}.content")
+        yield Message("tool", parse_content(content, f"{where}.content"), tool_call_id=called)
     if run:
         yield Message("user", "\n".join(run))
 
@@ -122,19 +107,6 @@ def _assistant(blocks: list[tuple[dict[str, Any], str]], last: bool) -> Message:
     if not last or calls:
         content = content.strip()  # the text of a turn to be continued counts to its last blank
     return Message("assistant", content, tuple(calls), reasoning="".join(said["thinking"]).strip() or None)
-
-
-def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
-    if not isinstance(value, dict):
-        raise wrong(where, "must be an object")
-    if (value.get("type") or "custom") != "custom":
-        return
-    schema = value.get("input_schema")
-    if not isinstance(schema, dict):
-        raise wrong(f"{where}.input_schema", "must be an object")
-    yield function_tool(
-        {"name": value.get("name"), "description": value.get("description"), "parameters": schema}, where
-    )
 
 
 def _string(block: dict[str, Any], name: str, where: str) -> str:

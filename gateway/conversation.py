@@ -31,11 +31,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template renders. `variables` go to the template as they are."""
+    """What a chat template renders. `variables` go to the template as they are.
+
+    `loaded` are further tools that may be called: some message describes them, so the template is not given them.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     variables: dict[str, Any] = field(default_factory=dict)
+    loaded: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """Every tool that the answer may call; of two of one name the one that came later is meant."""
+        known = {tool["function"]["name"]: tool for tool in (*self.tools, *self.loaded)}
+        return tuple(known.values())
 
     @property
     def continues(self) -> bool:

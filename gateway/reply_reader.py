@@ -42,12 +42,14 @@ class ReplyReaders:
     ) -> ReplyReader:
         """`calls`: tools may be called, if the conversation has any; `one_call`: the answer ends with its first."""
         formats = self.formats(conversation)
-        notation = NOTATIONS.get(formats.calls) if calls and conversation.tools else None
+        notation = NOTATIONS.get(formats.calls) if calls and conversation.callable_tools else None
         thinking = THINKINGS.get(formats.reasoning)
         inside = thinking is not None and thinking.opened_by(_opening(conversation, prompt))
 
         def parser() -> ReplyParser:
-            return StreamParser(thinking, notation, Calls(conversation.tools), inside=inside, one_call=one_call)
+            return StreamParser(
+                thinking, notation, Calls(conversation.callable_tools), inside=inside, one_call=one_call
+            )
 
         return ReplyReader(parser, self._maker.token_bytes.special_in(markers(notation, thinking)))
 
@@ -67,7 +69,7 @@ class ReplyReaders:
         if thinking is not None and thinking.silent:
             raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
         layout = self._layouts[id(self._maker.renderer(conversation))]
-        tools = conversation.tools if calls or demand.schema is None else ()
+        tools = conversation.callable_tools if calls or demand.schema is None else ()
         if demand.schema is None:
             tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
             if not tools:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
 
-from gateway import anthropic_input, canonical
+from gateway import anthropic_input, anthropic_tools, canonical
 from gateway.anthropic_params import parse_params
 from gateway.conversation import Conversation, Message, ToolCall
 from gateway.prompts import PromptMaker
@@ -116,19 +116,85 @@ def test_only_tools_that_the_client_describes_are_shown():
     schema = {"type": "object", "properties": {"q": {"type": "string"}}}
     given = [
         {"name": "lookup", "description": "Looks.", "input_schema": schema, **MARK},
-        {"type": "custom", "name": "other", "input_schema": {"type": "object"}, "defer_loading": True},
+        {"type": "custom", "name": "other", "input_schema": {"type": "object"}},
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
         {"type": "bash_20250124", "name": "bash"},
     ]
-    assert anthropic_input.parse_tools(given) == canonical.parse_tools(
+    assert anthropic_tools.parse_tools(given).shown == canonical.parse_tools(
         [
             {"type": "function", "function": {"name": "lookup", "description": "Looks.", "parameters": schema}},
             {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}},
         ]
     )
-    shuffled = anthropic_input.parse_tools(given[::-1], in_order=True)
-    assert shuffled == anthropic_input.parse_tools(given, in_order=True)
-    assert anthropic_input.parse_tools(None) == ()
+    shuffled = anthropic_tools.parse_tools(given[::-1], in_order=True).shown
+    assert shuffled == anthropic_tools.parse_tools(given, in_order=True).shown
+    assert anthropic_tools.parse_tools(None).shown == ()
+
+
+def deferred(name: str) -> dict[str, Any]:
+    return {"name": name, "description": "Does.", "input_schema": {"type": "object"}, "defer_loading": True}
+
+
+def line(name: str) -> str:
+    return f'<function>{{"description": "Does.", "name": "{name}", "parameters": {{"type": "object"}}}}</function>'
+
+
+def test_deferred_tools_are_described_where_a_search_found_them():
+    found = [{"type": "tool_reference", "tool_name": name, **MARK} for name in ("fetch", "watch")]
+    tools = anthropic_tools.parse_tools(
+        [deferred("fetch"), {"name": "look", "input_schema": {}}, deferred("watch")]
+    )
+    assert [tool["function"]["name"] for tool in tools.shown] == ["look"]
+    assert tools.loaded == ()
+    told = anthropic_input.parse_messages(
+        None, [USER, {"role": "user", "content": [result("a", [text("Two."), *found]), text("Well?")]}], tools
+    )
+    lines = f"Two.\n<functions>\n{line('fetch')}\n{line('watch')}\n</functions>"
+    assert told[1:] == (Message("tool", lines, tool_call_id="a"), Message("user", "Well?"))
+    assert [tool["function"]["name"] for tool in tools.loaded] == ["fetch", "watch"]
+
+
+def test_tools_come_and_go_in_system_messages():
+    tools = anthropic_tools.parse_tools([deferred("fetch")])
+    definition = {"name": "new", "description": "Does.", "input_schema": {"type": "object"}}
+    content = [
+        text("Since now:"),
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "fetch"}},
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": definition}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}},
+    ]
+    again = {"role": "system", "content": [{"type": "tool_addition", "tool": {"name": "new"}}]}
+    told = anthropic_input.parse_messages(None, [USER, {"role": "system", "content": content}, again], tools)
+    functions = f"<functions>\n{line('fetch')}\n{line('new')}\n</functions>"
+    assert told[1].content == f"Since now:\n{functions}\nThe tool look is no longer available."
+    assert told[2].content == f"<functions>\n{line('new')}\n</functions>"
+    assert [tool["function"]["name"] for tool in tools.loaded] == ["fetch", "new"]
+
+
+def test_tools_that_only_another_server_could_find_are_all_shown():
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    tools = anthropic_tools.parse_tools([search, deferred("fetch")])
+    assert [tool["function"]["name"] for tool in tools.shown] == ["fetch"]
+
+
+@pytest.mark.parametrize(
+    ("block", "where", "problem"),
+    [
+        ({"type": "tool_reference", "tool_name": "none"}, "", "is no tool that this request describes"),
+        ({"type": "tool_reference"}, "", "must name a tool"),
+        ({"type": "tool_addition"}, ".tool", "must name a tool"),
+        ({"type": "tool_addition", "tool": {"type": "tool_definition"}}, ".tool.definition", "must be an object"),
+        ({"type": "tool_removal", "tool": {"name": 3}}, ".tool", "must name a tool"),
+    ],
+)
+def test_blocks_about_tools_that_make_no_sense_are_refused(block: dict[str, Any], where: str, problem: str):
+    for content, field in (
+        ({"role": "system", "content": [block]}, "messages.0.content.0"),
+        ({"role": "user", "content": [result("a", [block])]}, "messages.0.content.0.content.0"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            parsed(content)
+        assert str(refused.value) == f"{field}{where} {problem}"
 
 
 @pytest.mark.parametrize(
