@@ -2,11 +2,11 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := protocol gateway worker cachectl tests
+SOURCES := protocol gateway worker cachectl deploy tests
 # Without an NVIDIA driver: the release whose CPU kernels our numbers were measured with.
 TORCH ?= $(if $(wildcard /proc/driver/nvidia/version),torch>=2.11,torch==2.13.0)
 
-.PHONY: help setup setup-test run test lint demo bench clean
+.PHONY: help setup setup-test run test lint demo bench dashboards clean
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -30,6 +30,9 @@ demo: setup ## play an agent's conversation against BASE_URL, or a daemon of its
 
 bench: setup ## measure daemons of its own; compare with ARGS="--peer NAME=URL"
 	$(BIN)/python tests/bench/serving.py --own "packed=--dtype int4" $(ARGS)
+
+dashboards: ## make the Grafana dashboards of their source
+	$(PYTHON) deploy/grafana/generate.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
