@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from worker.cuda.decoder import CudaDecoder
 from worker.cuda.ops import Ops, Places
 from worker.heads import HeadNorms
-from worker.linear import Linear
 from worker.model_error import ModelError
 from worker.model_shape import AttentionLayer, ModelConfig
-from worker.models.decoder import Decoder
 from worker.rope import Rotary
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -50,7 +49,7 @@ class DenseLayer:
             self.head_norms = HeadNorms(q_norm, k_norm, model.config.rms_norm_eps)
 
 
-class DenseModel(Decoder[DenseLayer]):
+class DenseModel(CudaDecoder[DenseLayer]):
     """Llama, Mistral, Qwen2 or Qwen3. The passes take the operations, and the pool of each layer, from the caller."""
 
     @property
@@ -76,16 +75,10 @@ class DenseModel(Decoder[DenseLayer]):
         """Take the final norm."""
         self.norm = self.keep(weights["model.norm.weight"], self.dtype)
 
-    def unpacked(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A product whose matrix can be had as it is."""
-        linear = Linear(weight, bias, self.dtype, self.device, repack=False)
-        self.weight_bytes += linear.weight_bytes
-        return linear
-
-    def stacked(self, weights: Mapping[str, Tensor], *names: str) -> Tensor:
-        """These tensors one below the other, on the device: joined there, so that the host holds no copy."""
-        parts = [weights[name].to(device=self.device, dtype=self.dtype) for name in names]
-        return self.keep(parts[0] if len(parts) == 1 else torch.cat(parts), self.dtype)
+    def products(self) -> list[Tensor]:
+        """Those of a layer: all are alike."""
+        layer = self.layers[0]
+        return [layer.qkv, layer.out, layer.gate_up, layer.down]
 
     def prefill(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int) -> Tensor:
         """Final hidden rows of one sequence's tokens, none past `longest`; ids past `places` are padding."""
@@ -113,8 +106,3 @@ class DenseModel(Decoder[DenseLayer]):
             inner = ops.skinny_gate(ops.norm(x, layer.post_norm, eps), layer.gate_up)
             x = ops.skinny(inner, layer.down, plus=x)
         return self.few_logits(ops.norm(x, self.norm, eps), ops)
-
-    def few_logits(self, hidden: Tensor, ops: Ops) -> Tensor:
-        """Float32 logits [rows, vocab] of a few final hidden rows."""
-        assert isinstance(self.head, Linear)  # another one is there on a CPU only
-        return ops.skinny(hidden, self.head.weight, dtype=torch.float32)

@@ -19,7 +19,7 @@ PrefillStep = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 _SHORTEST_DECODE, _SHORTEST_PREFILL = 512, 4096  # tokens of the first range of lengths
 
 
-class _Mirror:
+class Mirror:
     """An int32 tensor on the device and the host's pinned copy of it, which must not change while it is sent."""
 
     def __init__(self, *shape: int, device: torch.device) -> None:
@@ -50,9 +50,9 @@ class DecodeGraphs:
         self._batches = sorted(batches)
         self._ranges = _ranges(_SHORTEST_DECODE, 4, max_tokens)
         # Row 0: token ids, row 1: positions, -1 for padding; of the results: best tokens and, as bits, their logits.
-        self._inputs = _Mirror(2, most, device=device)
-        self._results = _Mirror(2, most, device=device)
-        self._tables = _Mirror(most, table_width, device=device)
+        self._inputs = Mirror(2, most, device=device)
+        self._results = Mirror(2, most, device=device)
+        self._tables = Mirror(most, table_width, device=device)
         self._known: list[list[int]] = [[] for _ in range(most)]  # whose blocks each row of the tables holds
         self._done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._logits: Tensor | None = None
@@ -127,7 +127,7 @@ class PrefillGraphs:
         self._ranges = _ranges(_SHORTEST_PREFILL, 2, max_tokens)
         most = max(counts)
         # Token ids, positions, start and number of rows (to a multiple of 16 bytes), blocks.
-        self._inputs = _Mirror(2 * most + 4 + table_width, device=device)
+        self._inputs = Mirror(2 * most + 4 + table_width, device=device)
         self._table_at = 2 * most + 4
         self._most = most
         self._sent: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]

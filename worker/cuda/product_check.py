@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.cuda.dense import DenseModel
+from worker.cuda.decoder import CudaDecoder
 from worker.cuda.ops import Ops
 
 log = logging.getLogger(__name__)
@@ -17,17 +18,15 @@ _REFERENCES = (8192, 2048, 512, 128)  # one of these is what the others are comp
 
 
 @torch.inference_mode()
-def check_products(model: DenseModel, ops: Ops, listed: tuple[int, ...] = LISTED) -> tuple[int, ...]:
+def check_products(model: CudaDecoder[Any], ops: Ops, listed: tuple[int, ...] = LISTED) -> tuple[int, ...]:
     """The counts at which every weight shape of a layer gives the same rows, wherever a row stands.
 
     At least one: a single count is always equal to itself at equal positions, which padding keeps.
     """
-    layer = model.layers[0]
-    weights = [layer.qkv, layer.out, layer.gate_up, layer.down]
     generator = torch.Generator(model.device).manual_seed(0)
     rows = max(listed)
     left = set(listed)
-    for weight in weights:
+    for weight in model.products():
         shape = (rows, weight.shape[1])
         x = torch.randn(shape, generator=generator, device=model.device, dtype=torch.float32).to(weight.dtype)
         left &= max((_equal(ops, x, weight, listed, r) for r in _REFERENCES if r in listed), key=len)

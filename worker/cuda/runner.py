@@ -42,9 +42,9 @@ class CudaRunner:
         # Decode is the same for every batch by construction: each row is walked in one order, alone.
         self.row_counts = RowCounts(prefill_rows, DECODE_BATCHES, BLOCK_TOKENS, batch_invariant=True, exact=True)
         self._ops = ops
-        (memory,) = cache.memories  # all layers are alike
-        assert memory[0, 0, 0].numel() < 1 << 31, "kernels count places within a head's pool in 32 bits"
-        self._pools = list(memory.unbind(0))
+        self._pools = self._layer_pools(cache)
+        widest = max(pool[0, 0].numel() for pool in self._pools)
+        assert widest < 1 << 31, "kernels count places within a head's pool in 32 bits"
         self._width = _padded(-(-model.max_positions // BLOCK_TOKENS))
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -72,7 +72,7 @@ class CudaRunner:
         rows = len(token_ids)
         count = min(count for count in self.row_counts.prefill if count >= rows)
         table = blocks[: -(-(start + rows) // BLOCK_TOKENS)]
-        if self._prefill_graphs is not None and count in self._captured:
+        if self._prefill_graphs is not None and self._is_captured(count):
             return self._prefill_graphs.run(count, token_ids, table, start)
         packed = np.zeros(count + 4 + _padded(len(table)), dtype=np.int32)
         packed[:rows] = token_ids
@@ -119,6 +119,15 @@ class CudaRunner:
     def load(self, blocks: Sequence[int], entry: int | None, saved: Saved) -> None:
         """Put what `save` returned back, into (other) blocks."""
         self.cache.load(blocks, saved.blocks)
+
+    def _layer_pools(self, cache: KVCache) -> list[Tensor]:
+        """What the model's passes take as pools."""
+        (memory,) = cache.memories  # all layers are alike
+        return list(memory.unbind(0))
+
+    def _is_captured(self, count: int) -> bool:
+        """Whether a prefill pass of `count` rows can be replayed."""
+        return count in self._captured
 
     def _capture(self, max_tokens: int) -> None:
         started, device, pool = time.monotonic(), self.model.device, torch.cuda.graph_pool_handle()
