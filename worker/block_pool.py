@@ -82,13 +82,20 @@ class BlockPool:
         self._free_count -= n
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """One more owner for each block. Raises `BlockError` before anything changes."""
-        blocks = tuple(blocks)
-        self._require_used(blocks)
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more owner for each block. Raises `BlockError` and changes nothing where one is not in use."""
+        if not blocks:
+            return
+        if min(blocks) <= ZERO_BLOCK or max(blocks) > self.total_count:
+            raise BlockError("a block is not in use")
         refs = self._refs
-        for block in blocks:
-            refs[block] += 1
+        for block in blocks:  # one pass: a snapshot of a long prompt has a thousand blocks
+            count = refs[block]
+            if not count:
+                for taken in blocks[: blocks.index(block)]:
+                    refs[taken] -= 1
+                raise BlockError("a block is not in use")
+            refs[block] = count + 1
 
     def release(self, blocks: Iterable[int]) -> int:
         """One owner less for each block; returns how many became free.

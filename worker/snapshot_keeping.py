@@ -153,7 +153,7 @@ class Keeping:
         if not exact or len(blocks) != store.pool.blocks_for(stored_tokens):
             self.abort(reservation, "length")
             return None
-        data = token_ids[: boundary.end].tobytes()
+        data = memoryview(token_ids)[: boundary.end].tobytes()
         chain, clash = store.index.walk(tenant, data, path)
         if clash is not None and not store.drop_clash(clash):
             self.abort(reservation, "collision")

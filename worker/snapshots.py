@@ -135,10 +135,13 @@ class SnapshotStore:
 
     def publish(self, reservation: Reservation, node: Node, slot: int, blocks: tuple[int, ...]) -> None:
         """Hand references that were taken over to a new snapshot in a slot that was begun."""
+        held, fresh = self.held, 0
         for block in blocks:
-            if not self.held[block]:
-                self.held_count += 1
-            self.held[block] += 1
+            count = held[block]
+            if not count:
+                fresh += 1
+            held[block] = count + 1
+        self.held_count += fresh
         returned = any(above.hits and above.kind != "head" for above in node.ancestors())
         self.slots.publish(
             Snapshot(slot, node, blocks, node.end, returned, self.clock(), reservation.absorbed, reservation.state)

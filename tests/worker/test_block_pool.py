@@ -109,3 +109,13 @@ def test_free_plus_owned_is_the_total_and_no_block_has_two_owners_it_does_not_kn
         assert list(pool.refcounts) == counts
         assert pool.free_count + pool.used_count == pool.total_count == 16
         pool.check()
+
+
+def test_sharing_gives_back_what_it_took_before_it_was_refused():
+    pool = BlockPool(6, 16)
+    one, two = pool.allocate(2)
+    with pytest.raises(BlockError):
+        pool.share([two, one, one, 4, two, 4])
+    assert (pool.refcount(one), pool.refcount(two), pool.refcount(4)) == (1, 1, 0)
+    pool.share(())
+    pool.check()
