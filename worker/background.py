@@ -24,7 +24,7 @@ from worker.sequences import Request, pass_end
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
 from worker.snapshots import SnapshotStore
-from worker.steps import Prefill
+from worker.steps import Copies, Prefill
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,11 +133,21 @@ class Background:
             if request is None:
                 return None
             end = pass_end(request, PASS_ROWS, self._state_chunk)
-            copies = self._memory.own(request.blocks, request.computed, end)
+            copies = self._own(request, end)
             if copies is not None:
                 return Prefill(request, request.computed, end, copies, self._states.use(request, end))
-            if self._running is not None and not self.give_way():
-                return None
+            self.give_way()
+
+    def _own(self, request: Request, end: int) -> Copies | None:
+        """As `SequenceMemory.own`. A verification is worth no snapshot: it runs in memory that is free, or not at
+        all, whatever requests have taken since it began.
+        """
+        if self._verifying is not None and not self._are_free(self._pool.blocks_for(end) - len(request.blocks)):
+            return None
+        return self._memory.own(request.blocks, request.computed, end)
+
+    def _are_free(self, blocks: int) -> bool:
+        return blocks <= self._pool.free_count
 
     def _start(self) -> Request | None:
         """Absorptions first: their conversation goes on any moment."""
@@ -148,9 +158,7 @@ class Background:
                 return request
         while self._verifications:
             job = self._verifications.popleft()
-            # A verification is worth no snapshot: it runs in memory that is free, or not at all.
-            needed = self._pool.blocks_for(len(job.message.token_ids))
-            if needed > self._pool.free_count or not self._states.has_free:
+            if not self._are_free(self._pool.blocks_for(len(job.message.token_ids))) or not self._states.has_free:
                 self._count_verification("skipped")
                 continue
             self._verifying = job

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.5
-_PAUSE_SECONDS = 0.03  # before each pass of idle work: an agent's next turn often comes within it
+_PAUSE_SECONDS = 0.03  # between a request and idle work: an agent's next turn often comes within it
 _STOPPING = "the worker is stopping"
 
 
@@ -70,6 +70,7 @@ class Engine:
         runner: Runner,
         control: Control,
         metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sockets = sockets
         self._scheduler = scheduler
@@ -78,13 +79,15 @@ class Engine:
         self._runner = runner
         self._control = control
         self._metrics = metrics
-        self._turned = time.monotonic()
+        self._clock = clock
+        self._turned = clock()
+        self._busy = clock()  # when a request was last open, or an answer to absorb came
         self._stopping = False
         self._checked = False  # the accounts, since anything last happened
 
     def loop_age(self) -> float:
         """Seconds since the loop last turned."""
-        return time.monotonic() - self._turned
+        return self._clock() - self._turned
 
     @property
     def running_count(self) -> int:
@@ -117,30 +120,37 @@ class Engine:
 
     def turn(self, wait: bool) -> None:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
-        self._turned = time.monotonic()
-        came = self._take_events(wait)
-        if came and wait and self._scheduler.is_idle and not self._scheduler.background.is_empty:
-            self._take_events(wait)  # what came may be work for idle moments: the pause is still to be made, once
+        self._turned = self._clock()
+        self._take_events(wait)
+        idle = self._scheduler.is_idle
+        if wait and idle and self._pause_left() > 0:
+            return  # an operator has asked something: that neither ends the pause nor begins another one
         step = self._scheduler.next_step()
         if step is not None:
             self._carry_out(step)
+        if not idle:
+            self._busy = self._clock()
 
-    def _take_events(self, wait: bool) -> bool:
-        """Take all that is there; false if nothing is. After a while of nothing the accounts are checked, once."""
+    def _pause_left(self) -> float:
+        """Seconds before idle work may go on. It makes one pause, not one in every pass."""
+        return max(0.0, self._busy + _PAUSE_SECONDS - self._clock())
+
+    def _take_events(self, wait: bool) -> None:
+        """Take all that is there. After a while of nothing the accounts are checked, once."""
         inbox = self._sockets.inbox
         resting = self._scheduler.background.is_empty
+        seconds = _IDLE_SECONDS if resting else self._pause_left()
         try:
-            event = inbox.get(timeout=_IDLE_SECONDS if resting else _PAUSE_SECONDS) if wait else inbox.get_nowait()
+            event = inbox.get(timeout=seconds) if wait else inbox.get_nowait()
         except queue.Empty:
             if wait and resting and not self._checked:
                 self._checked = True
                 self._store.check_invariants(sequences=())
-            return False
+            return
         self._checked = False
         self._take(event)
         while not inbox.empty():  # this thread alone takes from it
             self._take(inbox.get_nowait())
-        return True
 
     def _take(self, event: Inbound) -> None:
         match event:
@@ -152,6 +162,7 @@ class Engine:
             case FromGateway(sender, Cancel() as message):
                 self._scheduler.cancel(sender, message)
             case FromGateway(_, Absorb() as message):
+                self._busy = self._clock()
                 self._scheduler.background.absorb(message)
             case FromGateway(_, Vocabulary() as message):
                 self._scheduler.grammars.learn(message)

@@ -308,7 +308,15 @@ class Rig:
         )
         self.runner = Runner(self)
         sockets, runner = self.sockets, self.runner
-        self.engine = Engine(sockets, self.scheduler, self.store, runner, control, self.metrics)  # type: ignore[arg-type]
+        self.engine = Engine(
+            sockets,  # type: ignore[arg-type]
+            self.scheduler,
+            self.store,
+            runner,  # type: ignore[arg-type]
+            control,
+            self.metrics,
+            self.clock,
+        )
         self._ids = 0
         self.asked: dict[str, Generate] = {}
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 import torch
 from scheduler_rig import VOCAB, Rig, answer, one_hot, text
 from snapshot_rig import Prompt, prompt
 
-from protocol.messages import Absorb, Completed
+from protocol.messages import Absorb, Command, Completed
 from worker.background import PASS_ROWS
-from worker.io import FromGateway
+from worker.engine import _IDLE_SECONDS, _PAUSE_SECONDS
+from worker.io import FromGateway, FromOperator
 
 
 def chat(*messages: int, size: int = 20) -> Prompt:
@@ -110,6 +112,52 @@ def test_idle_work_gives_its_blocks_up_before_any_snapshot_goes():
     assert rig.store.evictions["blocks"] == 0
 
 
+class Waits:
+    """An inbox that does not wait: time has passed instead, and is known."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._inner = rig.sockets.inbox
+        self.waited = 0.0
+        self.put, self.empty, self.get_nowait = self._inner.put, self._inner.empty, self._inner.get_nowait
+
+    def get(self, timeout: float) -> Any:
+        if self.empty():
+            self.waited += timeout
+            self._rig.clock.now += timeout
+        return self.get_nowait()
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["alone", "while an operator asks"])
+def test_idle_work_makes_one_pause_after_a_request_and_none_between_its_passes(asked: bool):
+    rig = Rig(blocks=200, verify_hits=1.0)
+    rig.serve(chat(1, size=4 * PASS_ROWS))
+    rig.serve(chat(1, 2, size=4 * PASS_ROWS))
+    rig.sockets.inbox = waits = Waits(rig)
+    passes = 8 + 1  # the tail of the prompt is another one
+    for _ in range(passes + (4 if asked else 1)):
+        if asked:
+            rig.sockets.inbox.put(FromOperator(b"operator", Command("c", "verify", {})))
+            rig.clock.now += _PAUSE_SECONDS / 4
+        rig.engine.turn(wait=True)
+    assert rig.scheduler.background.verified == 1
+    assert waits.waited <= _PAUSE_SECONDS + _IDLE_SECONDS  # the latter when all is done
+
+
+def test_an_answer_to_absorb_waits_for_the_next_turn_first():
+    rig = Rig(blocks=200)
+    rig.serve(chat(1))
+    rig.clock.now += 60
+    rig.sockets.inbox = waits = Waits(rig)
+    absorb(rig, chat(1, 2))
+    rig.engine.turn(wait=True)
+    assert rig.scheduler.background.running is None
+    rig.engine.turn(wait=True)
+    assert waits.waited == pytest.approx(_PAUSE_SECONDS)
+    assert rig.scheduler.background.is_empty
+    assert rig.count("prefixd_absorbed_tokens_total") == 20
+
+
 def test_a_fault_while_absorbing_costs_nobody_anything():
     rig = Rig()
     rig.serve(chat(1))
@@ -170,6 +218,20 @@ def test_a_verification_without_free_blocks_is_skipped_and_evicts_nothing():
     rig.rest()
     assert rig.scheduler.background.skipped == 1
     assert rig.kept() == kept
+
+
+def test_a_verification_evicts_nothing_for_what_a_request_has_taken_meanwhile():
+    rig = Rig(blocks=100, verify_hits=1.0)
+    rig.serve(chat(1, size=70))
+    rig.serve(chat(1, 2, size=70))
+    rig.turns(2)
+    assert rig.scheduler.background.running is not None
+    rig.serve(chat(3, size=120))
+    kept = rig.kept()
+    rig.rest()
+    assert rig.kept() == kept
+    assert rig.store.evictions["blocks"] == 0
+    assert (rig.scheduler.background.verified, rig.scheduler.background.skipped) == (0, 1)
 
 
 def test_the_answer_is_that_of_the_model_whatever_runs_in_the_background():
