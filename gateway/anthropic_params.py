@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.demands import strict_tools
 from gateway.grammar import Demand
-from gateway.openai_params import MAX_STOPS, CommonParams, Stop, checked, template_variables
+from gateway.openai_params import CommonParams, Stops, checked, template_variables
 from protocol.errors import RequestError
 
 
@@ -50,7 +50,7 @@ class OutputConfig(BaseModel):
 class MessagesParams(CommonParams):
     """`POST /v1/messages` and its `count_tokens`. The fields of `CommonParams` are taken here, too."""
 
-    stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Stops | None = None
     thinking: Thinking | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None

@@ -8,6 +8,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 
 import orjson
@@ -18,7 +19,9 @@ from aiohttp.web_exceptions import HTTPException
 
 from gateway import anthropic_api, openai_api, responses_api
 from gateway.errors import ErrorAnswer, error_answer
-from gateway.service import ARRIVED, ID_HEADER, REQUEST_ID, Gateway
+from gateway.http_server import ANTHROPIC_ID_HEADER, ID_HEADER, SERVER, ServerRunner
+from gateway.openapi import openapi_json
+from gateway.service import ARRIVED, REQUEST_ID, Gateway
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
 
@@ -26,15 +29,20 @@ _METRICS_SECONDS = 1.0  # how long a scrape waits for the worker
 _ENCODINGS = ("", "identity", "gzip", "deflate")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/@+=")
 _ID_LENGTH = 128
-_DISCONNECTED = 499
-_ANTHROPIC_VERSION, _ANTHROPIC_ID = "anthropic-version", "request-id"
+_DISCONNECTED, _TOO_SLOW = 499, 408
+_ANTHROPIC_VERSION = "anthropic-version"
 
 _log = logging.getLogger("prefixd.gateway")
 _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
 
 
-def build_app(gateway: Gateway) -> web.Application:
-    """All routes of one gateway. The caller runs it with `handler_cancellation`, or hang-ups go unnoticed."""
+def build_runner(gateway: Gateway) -> ServerRunner:
+    """The server of one gateway, not listening yet."""
+    return ServerRunner(_build_app(gateway), partial(gateway.metrics.answered, "other"))
+
+
+def _build_app(gateway: Gateway) -> web.Application:
+    """All routes of one gateway."""
     routes = _Routes(gateway)
     app = web.Application(middlewares=[_middleware(gateway)], client_max_size=gateway.settings.max_body_bytes)
     app.on_response_prepare.append(_name_answer)
@@ -42,6 +50,7 @@ def build_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/health", routes.health, name="health")
     app.router.add_get("/ready", routes.ready, name="ready")
     app.router.add_get("/metrics", routes.metrics, name="metrics")
+    app.router.add_get("/openapi.json", routes.openapi, name="openapi")
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
     app.router.add_post("/v1/chat/completions", routes.api(openai_api.chat_completions), name="chat")
@@ -82,6 +91,9 @@ class _Routes:
         body = self._gateway.metrics.exposition() + worker
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
+    async def openapi(self, request: web.Request) -> web.Response:
+        return web.Response(body=openapi_json(), content_type="application/json")
+
     async def models(self, request: web.Request) -> web.Response:
         shapes = anthropic_api if _speaks_anthropic(request) else openai_api
         return _json(shapes.model_list(self._gateway.model_names, self._context()))
@@ -97,10 +109,8 @@ class _Routes:
         """A handler that reads the body and has the worker's help."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            async def work() -> web.StreamResponse:
-                return await serve(self._gateway, request, await _body(request))
-
-            return await self._gateway.serve(work)
+            body = await self._gateway.receive(partial(_body, request))
+            return await self._gateway.serve(partial(serve, self._gateway, request, body))
 
         return handle
 
@@ -157,8 +167,8 @@ async def _name_answer(request: web.Request, response: web.StreamResponse) -> No
     """Headers of every answer."""
     response.headers[ID_HEADER] = request[REQUEST_ID]
     if _speaks_anthropic(request):
-        response.headers[_ANTHROPIC_ID] = request[REQUEST_ID]
-    response.headers["Server"] = "prefixd"
+        response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
+    response.headers["Server"] = SERVER
 
 
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -175,8 +185,12 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         _log.exception("request %s failed", request[REQUEST_ID])
         found = ErrorAnswer(500, "internal error; the log has more under this request's id", code="internal_error")
     if _speaks_anthropic(request):
-        return _json(found.anthropic_body(request[REQUEST_ID]), found.anthropic_status, found.headers)
-    return _json(found.body, found.status, found.headers)
+        response = _json(found.anthropic_body(request[REQUEST_ID]), found.anthropic_status, found.headers)
+    else:
+        response = _json(found.body, found.status, found.headers)
+    if found.status == _TOO_SLOW:
+        response.force_close()  # the rest of the body would have to be waited for
+    return response
 
 
 def _http_error(request: web.Request, error: HTTPException) -> ErrorAnswer:

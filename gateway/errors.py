@@ -42,6 +42,7 @@ _OVERLOADED = "overloaded"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = _TYPES | {
     403: "permission_error",
+    408: "timeout_error",
     413: "request_too_large",
     503: "overloaded_error",
     529: "overloaded_error",

@@ -21,6 +21,7 @@ ROUTES = (
     "ready",
     "metrics",
     "root",
+    "openapi",
     "models",
     "chat",
     "completions",
@@ -29,7 +30,8 @@ ROUTES = (
     "count_tokens",
     "other",
 )
-STATUSES = (200, 400, 404, 405, 413, 429, 499, 500, 503, 529)  # 499: the client hung up before there was an answer
+# 499: the client hung up before there was an answer
+STATUSES = (200, 400, 404, 405, 408, 413, 429, 499, 500, 503, 529)
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 20)

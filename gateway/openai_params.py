@@ -15,10 +15,11 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 _ID_DIGITS = 20  # of a token id written out, leading zeros too: int() refuses thousands
+_TOKEN_NAMES = {"propertyNames": {"pattern": f"^[0-9]{{1,{_ID_DIGITS}}}$"}}  # checked by `_bias`
 _SEED_MASK = (1 << 63) - 1
 
 Fields = TypeVar("Fields", bound=BaseModel)
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
 def _whole_number(value: object) -> object:
@@ -31,8 +32,9 @@ def _one_or_many(value: object) -> object:
 
 
 Whole = BeforeValidator(_whole_number)
-Count = Annotated[int, Whole, Field(ge=1, le=1 << 31)]
+Count = Annotated[int, Field(ge=1, le=1 << 31), Whole]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -52,18 +54,18 @@ class CommonParams(BaseModel):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), Whole] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Whole, Field(ge=-1, le=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), Whole] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024, json_schema_extra=_TOKEN_NAMES)] | None = None
     seed: Annotated[int, Whole] | None = None
-    stop: Annotated[list[Stop], BeforeValidator(_one_or_many), Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[Stops, BeforeValidator(_one_or_many, json_schema_input_type=Stop | Stops)] | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
 
@@ -112,7 +114,7 @@ class ChatParams(CommonParams):
 
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -143,10 +145,10 @@ class ChatParams(CommonParams):
 class CompletionParams(CommonParams):
     """`POST /v1/completions` without the prompt."""
 
-    logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: Annotated[int, Whole, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1), Whole] | None = None
 
     @property
     def asked_logprobs(self) -> int | None:
@@ -170,7 +172,7 @@ def template_variables(
     Raises `RequestError` for names that are not the client's.
     """
     variables = dict(given or {})
-    for name in _OWN_VARIABLES:
+    for name in OWN_VARIABLES:
         if name in variables:
             field = f"chat_template_kwargs.{name}"
             raise RequestError(f"{field} cannot be set", param=field)

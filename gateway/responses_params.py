@@ -63,7 +63,7 @@ class ResponsesParams(CommonParams):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     include: list[str] | None = None
-    top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None

@@ -26,15 +26,16 @@ from gateway.reply import ReplyReader
 from gateway.reply_reader import ReplyReaders
 from gateway.turn import Delta, Turn
 from gateway.worker_client import WorkerClient
-from protocol.errors import ServeError, WorkerUnavailable
+from protocol.errors import RequestError, ServeError, WorkerUnavailable
 from protocol.messages import Generate
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
-CACHE_HEADER, ID_HEADER = "x-prefixd-cache", "x-request-id"
+CACHE_HEADER = "x-prefixd-cache"
 
 _HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's outcome
 _LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
+_STOPPING = "the server is shutting down"
 _THREADS = 2
 _REMEMBERED_IDS = 4096
 _AS_TEXT = ReplyReader()
@@ -57,6 +58,7 @@ class Gateway:
         self.stopping = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
         self._open = 0
+        self._receiving: set[asyncio.Timeout] = set()
         self._ids: dict[str, None] = {}  # of the last requests, oldest first
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -66,10 +68,29 @@ class Gateway:
         """Run pure work off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def receive(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Read a body within the time it may take. Raises `ServeError`; stopping does not wait for it."""
+        if self.stopping:
+            raise WorkerUnavailable(_STOPPING)
+        seconds = self.settings.body_seconds
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._receiving.add(limit)
+                try:
+                    return await read()
+                finally:
+                    self._receiving.remove(limit)
+        except TimeoutError as error:
+            if self.stopping:
+                raise WorkerUnavailable(_STOPPING) from error
+            raise RequestError(
+                f"the body did not arrive within {seconds:g} seconds", code="request_timeout", status=408
+            ) from error
+
     async def serve(self, handler: Callable[[], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         """Run the handler of a request that needs the worker; counted, and refused while stopping."""
         if self.stopping:
-            raise WorkerUnavailable("the server is shutting down")
+            raise WorkerUnavailable(_STOPPING)
         self._open += 1
         self._all_ended.clear()
         self.metrics.open_requests.set(self._open)
@@ -82,8 +103,14 @@ class Gateway:
                 self._all_ended.set()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Let open requests end within the grace period, or until `hurry` is set; then end them with an error."""
+        """Let open requests end within the grace period, or until `hurry` is set; then end them with an error.
+
+        Those whose body is still being read are refused at once.
+        """
         self.stopping = True
+        for limit in self._receiving:
+            if not limit.expired():
+                limit.reschedule(0)
         ended, hurried = (asyncio.create_task(event.wait()) for event in (self._all_ended, hurry))
         await asyncio.wait(
             (ended, hurried), timeout=self.settings.grace_seconds, return_when=asyncio.FIRST_COMPLETED
@@ -91,7 +118,7 @@ class Gateway:
         hurried.cancel()
         if self._open:
             _log.warning("%d open requests end with an error: the server is shutting down", self._open)
-            self.client.fail_open(WorkerUnavailable("the server is shutting down"), "shutdown")
+            self.client.fail_open(WorkerUnavailable(_STOPPING), "shutdown")
             await asyncio.wait((ended,), timeout=_LAST_WORDS_SECONDS)
         ended.cancel()
 

@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from served import Served
 from tiny_model import write_model_dir
 
-from gateway.app import build_app
+from gateway.app import build_runner
 from gateway.config import GatewaySettings
 from gateway.model_files import load_model_files
 from gateway.prompts import PromptMaker
@@ -77,7 +77,7 @@ async def served(settings: GatewaySettings, maker: PromptMaker, worker: FakeWork
     address = socket_address(settings.run_dir, WORK_SOCKET)
     client = WorkerClient(address, beat_seconds=0.05)
     gateway = Gateway(settings, maker, client)
-    runner = web.AppRunner(build_app(gateway), handler_cancellation=True)
+    runner = build_runner(gateway)
     await client.start()
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -1,0 +1,89 @@
+"""The HTTP server under the application. What its parser refuses is answered and logged like any other refusal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.errors import ErrorAnswer
+
+ID_HEADER, ANTHROPIC_ID_HEADER = "x-request-id", "request-id"
+SERVER = "prefixd"
+
+_CLEANUP_SECONDS = 1.0  # for connections whose requests have all been answered
+_FIRST_LINE = 256  # bytes that are looked at
+_ANTHROPIC = b" /v1/messages"
+
+_log = logging.getLogger("prefixd.gateway")
+
+
+class ServerRunner(web.AppRunner):
+    """Runs an application; `refused` is told the status of what never reached it."""
+
+    def __init__(self, app: web.Application, refused: Callable[[int], None]) -> None:
+        # Without cancellation of handlers, a client that hangs up would go unnoticed.
+        super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLEANUP_SECONDS)
+        self._refused = refused
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made, self._refused)
+
+
+class _Server(web.Server):
+    """Makes the connections."""
+
+    def __init__(self, made: web.Server, refused: Callable[[int], None]) -> None:
+        self.__dict__.update(made.__dict__)
+        self._refused = refused
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, self._refused, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    """Knows of what the client sent only the latest line that looked like a request's first."""
+
+    __slots__ = ("_asked", "_refused")
+
+    def __init__(self, server: web.Server, refused: Callable[[int], None], **kwargs: Any) -> None:
+        super().__init__(server, **kwargs)
+        self._asked = b""
+        self._refused = refused
+
+    def data_received(self, data: bytes) -> None:
+        line = data[:_FIRST_LINE].partition(b"\r\n")[0]
+        if b" HTTP/" in line:
+            self._asked = line
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        request_id = token_hex(12)
+        problem = exc.message.partition("\n")[0].rstrip(" :")
+        _log.warning("request %s is no HTTP: %s", request_id, problem)
+        self._refused(status)
+        found = ErrorAnswer(status, f"the request is no HTTP: {problem}")
+        headers = {ID_HEADER: request_id, "Server": SERVER}
+        body = found.body
+        if _ANTHROPIC in self._asked:
+            headers[ANTHROPIC_ID_HEADER] = request_id
+            body = found.anthropic_body(request_id)
+        response = web.Response(
+            body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
+        )
+        response.force_close()
+        return response

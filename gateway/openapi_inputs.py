@@ -1,0 +1,240 @@
+"""The bodies that endpoints take, as JSON schemas: fields from the classes that check them, the rest written here.
+
+What is written says what is read, not all that is let pass: fields without a meaning here are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+
+from gateway.anthropic_params import MessagesParams
+from gateway.openai_params import MAX_CHOICES, OWN_VARIABLES, ChatParams, CompletionParams
+from gateway.responses_params import ResponsesParams
+
+Schema = dict[str, Any]
+
+_REF = "#/components/schemas/{model}"
+
+
+def ref(name: str) -> Schema:
+    """A reference to a component."""
+    return {"$ref": _REF.format(model=name)}
+
+
+def listed(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+def either(*schemas: Schema, **more: Any) -> Schema:
+    return {"anyOf": list(schemas), **more}
+
+
+def record(properties: Mapping[str, Schema], *required: str, **more: Any) -> Schema:
+    """An object; `required` names the fields it cannot lack."""
+    return {"type": "object", "properties": dict(properties), "required": list(required), **more}
+
+
+def word(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+TEXT: Schema = {"type": "string"}
+NULL: Schema = {"type": "null"}
+OBJECT: Schema = {"type": "object"}
+MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+_NAME: Schema = {"type": "string", "minLength": 1}
+_ARGUMENTS = either(TEXT, OBJECT, NULL, description="JSON of the arguments, or the object itself")
+_TOKENS = listed({"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}, minItems=1)
+_CONTENT, _HINT = ref("Content"), {"cache_control": ref("CacheControl")}
+_THOUGHTS = listed(record({"text": TEXT}, "text"))
+_FUNCTION = {"name": _NAME, "description": TEXT, "parameters": {"type": ["object", "null"]}}
+_TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
+
+
+def _spoken(role: str, *blocks: Schema) -> Schema:
+    content = either(TEXT, listed(either(*blocks)))
+    return record({"role": word(role), "content": content}, "role", "content")
+
+
+_PARTS: dict[str, Schema] = {
+    "CacheControl": {
+        "description": "`ephemeral`, with a `ttl` of 5m or 1h: a hint to keep what is computed up to here. It changes "
+        "neither the prompt nor what is found, and what is no such hint is ignored",
+        "examples": [{"type": "ephemeral", "ttl": "1h"}],
+    },
+    "Content": either(
+        TEXT,
+        NULL,
+        listed(record({"type": word("text", "input_text", "output_text"), "text": TEXT, **_HINT}, "text")),
+        description="Text, or parts of it. Parts of other kinds, such as images and audio, are refused",
+    ),
+    "ChatMessage": either(
+        record({"role": word("system", "developer", "user"), "content": _CONTENT}, "role"),
+        record(
+            {
+                "role": word("assistant"),
+                "content": _CONTENT,
+                "tool_calls": either(listed(ref("ChatCall")), NULL),
+                "reasoning_content": MAYBE_TEXT,
+                "reasoning": MAYBE_TEXT,
+            },
+            "role",
+            description="As the last message it is the beginning of the answer",
+        ),
+        record(
+            {"role": word("tool"), "content": _CONTENT, "tool_call_id": MAYBE_TEXT, "name": MAYBE_TEXT}, "role"
+        ),
+    ),
+    "ChatCall": record(
+        {
+            "id": MAYBE_TEXT,
+            "type": word("function"),
+            "function": record({"name": TEXT, "arguments": _ARGUMENTS}, "name"),
+        },
+        "function",
+    ),
+    "ChatTool": record({"type": word("function"), "function": record(_FUNCTION, "name")}, "function"),
+    "Message": either(
+        _spoken("system", _TEXT_BLOCK),
+        _spoken(
+            "user",
+            _TEXT_BLOCK,
+            record(
+                {"type": word("tool_result"), "tool_use_id": TEXT, "content": _CONTENT, **_HINT},
+                "type",
+                "tool_use_id",
+            ),
+        ),
+        _spoken(
+            "assistant",
+            _TEXT_BLOCK,
+            record({"type": word("thinking"), "thinking": TEXT, "signature": TEXT}, "type", "thinking"),
+            record({"type": word("tool_use"), "id": TEXT, "name": TEXT, "input": OBJECT}, "type", "id", "name"),
+        ),
+    ),
+    "MessagesTool": record(
+        {"name": _NAME, "description": TEXT, "input_schema": OBJECT, **_HINT}, "name", "input_schema"
+    ),
+    "InputItem": either(
+        record(
+            {
+                "type": word("message"),
+                "role": word("system", "developer", "user", "assistant"),
+                "content": _CONTENT,
+            },
+            "role",
+        ),
+        record(
+            {
+                "type": word("reasoning"),
+                "summary": _THOUGHTS,
+                "content": either(_THOUGHTS, NULL),
+                "encrypted_content": MAYBE_TEXT,
+            },
+            "type",
+        ),
+        record(
+            {"type": word("function_call"), "call_id": TEXT, "name": _NAME, "arguments": _ARGUMENTS},
+            "type",
+            "name",
+        ),
+        record(
+            {"type": word("custom_tool_call"), "call_id": TEXT, "name": _NAME, "input": TEXT},
+            "type",
+            "name",
+            "input",
+        ),
+        record(
+            {
+                "type": word("function_call_output", "custom_tool_call_output"),
+                "call_id": TEXT,
+                "output": _CONTENT,
+            },
+            "type",
+            "call_id",
+        ),
+    ),
+    "ResponsesTool": either(
+        ref("ResponsesFunction"),
+        record(
+            {"type": word("namespace"), "name": _NAME, "tools": listed(ref("ResponsesFunction"))},
+            "type",
+            "name",
+            "tools",
+        ),
+    ),
+    "ResponsesFunction": either(
+        record({"type": word("function"), **_FUNCTION}, "type", "name"),
+        record({"type": word("custom"), "name": _NAME, "description": TEXT}, "type", "name"),
+    ),
+}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Fields need no titles that only repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _tools(kind: str) -> Schema:
+    return either(listed(ref(kind)), NULL, description="Tools of kinds not told here are left out of the prompt")
+
+
+def input_components() -> dict[str, Schema]:
+    """All components that bodies are made of; `ChatBody`, `CompletionBody`, `MessagesBody` and so on are whole."""
+    classes = (ChatParams, CompletionParams, MessagesParams, ResponsesParams)
+    _, known = models_json_schema(
+        [(each, "validation") for each in classes], ref_template=_REF, schema_generator=_Untitled
+    )
+    parts: dict[str, Schema] = known["$defs"]
+    chat, completion, messages, responses = (parts.pop(each.__name__)["properties"] for each in classes)
+    variables = OBJECT | {"propertyNames": {"not": {"enum": list(OWN_VARIABLES)}}}
+    for fields in (chat, messages, responses):
+        fields["chat_template_kwargs"] = either(variables, NULL)
+    for fields in (messages, responses):
+        fields["n"] = {"enum": [1, None]}
+    del messages["stop"]  # its name is `stop_sequences` there
+    dialogue = {
+        "messages": listed(ref("Message"), minItems=1),
+        "system": _CONTENT,
+        "tools": _tools("MessagesTool"),
+    }
+    most = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
+    prompt = either(_NAME, _TOKENS, listed(either(_NAME, _TOKENS), minItems=1, maxItems=MAX_CHOICES))
+    return {
+        **parts,
+        **_PARTS,
+        "ChatBody": record(
+            chat
+            | {
+                "messages": listed(ref("ChatMessage"), minItems=1),
+                "tools": _tools("ChatTool"),
+                "tool_choice": _choice({"function": record({"name": TEXT}, "name")}),
+            },
+            "messages",
+        ),
+        "CompletionBody": record(
+            completion | {"prompt": prompt, "echo": {"enum": [False, None]}, "suffix": {"enum": ["", None]}},
+            "prompt",
+        ),
+        "MessagesBody": record(messages | dialogue | {"max_tokens": most}, "messages", "max_tokens"),
+        "CountBody": record(messages | dialogue, "messages"),
+        "ResponsesBody": record(
+            responses
+            | {
+                "input": either(TEXT, listed(ref("InputItem"), minItems=1)),
+                "tools": _tools("ResponsesTool"),
+                "tool_choice": _choice({"name": TEXT}),
+            },
+            "input",
+        ),
+    }
+
+
+def _choice(named: Mapping[str, Schema]) -> Schema:
+    one = record({"type": word("function", "custom"), **named}, "type", *named)
+    return either(word("auto", "none", "required"), one, NULL)
