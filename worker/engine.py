@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens, Vocabulary
+from worker.ahead import Ahead
 from worker.control import Control
 from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
@@ -77,6 +78,7 @@ class Engine:
         self._store = store
         self._clearing = Clearing(store)
         self._runner = runner
+        self._ahead = Ahead(scheduler, runner)
         self._control = control
         self._metrics = metrics
         self._clock = clock
@@ -121,11 +123,12 @@ class Engine:
     def turn(self, wait: bool) -> None:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
         self._turned = self._clock()
-        self._take_events(wait)
+        started = self._ahead.step
+        self._take_events(wait and started is None)
         idle = self._scheduler.is_idle
-        if wait and idle and self._pause_left() > 0:
+        if wait and idle and started is None and self._pause_left() > 0:
             return  # an operator has asked something: that neither ends the pause nor begins another one
-        step = self._scheduler.next_step()
+        step = started or self._scheduler.next_step()
         if step is not None:
             self._carry_out(step)
         if not idle:
@@ -203,14 +206,17 @@ class Engine:
                     return _Rows(logits.unsqueeze(0), self._runner)
             case Decode(choices, copies):
                 with self._metrics.step_seconds.labels(kind="decode").time():
-                    self._copy(copies)
-                    logits = self._runner.decode(
-                        [choice.next_token for choice in choices],
-                        [choice.blocks for choice in choices],
-                        [choice.length for choice in choices],
-                        [choice.entry for choice in choices if choice.entry is not None],
-                    )
-                    return _Rows(logits, self._runner)
+                    started = self._ahead.take(step)
+                    if started is None:
+                        self._copy(copies)
+                        started = self._runner.decode(
+                            [choice.next_token for choice in choices],
+                            [choice.blocks for choice in choices],
+                            [choice.length for choice in choices],
+                            [choice.entry for choice in choices if choice.entry is not None],
+                        )
+                    self._ahead.start_after(step)
+                    return _Rows(started, self._runner)
             case SwapOut(choice, blocks, entry):
                 choice.saved = self._runner.save(blocks, entry)
             case SwapIn(choice, blocks):

@@ -54,6 +54,20 @@ class Passes:
             self._decoded_last = isinstance(step, Decode)
         return step
 
+    def after(self, step: Decode) -> Decode | None:
+        """The same choices one token further, the blocks for it taken; None unless nothing else is to be done."""
+        running = self._running
+        if running.prefilling or running.swapped or len(step.choices) != len(running.decoding):
+            return None
+        for choice in step.choices:
+            if choice.finished is not None:
+                return None
+            copies = self._memory.own(choice.blocks, choice.length + 1, choice.length + 2)
+            if copies is None:
+                return None
+            assert not copies, "what comes next is in the choice's own block, or in a new one"
+        return Decode(step.choices, ())
+
     def in_the_way(self) -> Request:
         """No step has room, as pinned snapshots hold too much: who has to go for the others to go on."""
         running = self._running

@@ -203,6 +203,13 @@ class Scheduler:
                 return step
             self._out_of_memory(self._passes.in_the_way())
 
+    def after(self, step: Decode) -> Decode | None:
+        """The step that follows a decode step under way, whatever its tokens are; None where that is not known yet."""
+        for choice in step.choices:
+            if not choice.sampler.is_plain_greedy or choice.generated + 1 >= self._most_tokens(choice):
+                return None
+        return self._passes.after(step)
+
     def _admit(self) -> None:
         while True:
             try:
@@ -282,13 +289,14 @@ class Scheduler:
 
     def check_end(self, choice: Choice) -> None:
         """End a choice whose grammar is complete or that has all the tokens it may have, its last one being sent."""
-        request = choice.request
         if choice.sampler.ended:
             self._finish_choice(choice, "stop")
-            return
-        limit = min(request.message.sampling.max_tokens, self._admission.context_tokens - request.total)
-        if choice.generated >= limit:
+        elif choice.generated >= self._most_tokens(choice):
             self._finish_choice(choice, "length")
+
+    def _most_tokens(self, choice: Choice) -> int:
+        request = choice.request
+        return min(request.message.sampling.max_tokens, self._admission.context_tokens - request.total)
 
     # Ends
 

@@ -30,8 +30,28 @@ class Mirror:
     def send(self, rows: slice = slice(None)) -> None:
         self.there[rows].copy_(self._pinned[rows], non_blocking=True)
 
-    def fetch(self) -> None:
-        self._pinned.copy_(self.there, non_blocking=True)
+
+class _Results:
+    """Best tokens of a step and their logits, as they come to the host."""
+
+    def __init__(self, most: int) -> None:
+        self.logits: Tensor | None = None
+        self._pinned = torch.zeros(2, most, dtype=torch.int32).pin_memory()
+        self._come: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def fetch(self, best: Tensor, logits: Tensor) -> Tensor:
+        """Have them sent, once what is under way on the device has run."""
+        self._pinned.copy_(best, non_blocking=True)
+        self._come.record()
+        self.logits = logits
+        return logits
+
+    def read(self) -> tuple[list[int], list[float]]:
+        """Wait for them."""
+        assert self.logits is not None
+        self._come.synchronize()
+        rows, results = len(self.logits), self._pinned.numpy()
+        return results[0, :rows].tolist(), results[1, :rows].view(np.float32).tolist()
 
 
 class DecodeGraphs:
@@ -51,20 +71,26 @@ class DecodeGraphs:
         self._ranges = _ranges(_SHORTEST_DECODE, 4, max_tokens)
         # Row 0: token ids, row 1: positions, -1 for padding; of the results: best tokens and, as bits, their logits.
         self._inputs = Mirror(2, most, device=device)
-        self._results = Mirror(2, most, device=device)
         self._tables = Mirror(most, table_width, device=device)
         self._known: list[list[int]] = [[] for _ in range(most)]  # whose blocks each row of the tables holds
-        self._done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._logits: Tensor | None = None
+        self._sent: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Of the last two steps: the later one may be started before the earlier one's results have been read.
+        self._results = [_Results(most), _Results(most)]
+        self._lengths: list[int] = []  # of the last step
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._inputs.there[1] = -1
+        best_there = torch.zeros(2, most, dtype=torch.int32, device=device)
+        self._best_there = best_there
 
         def captured(batch: int, longest: int) -> Tensor:
             ids, positions = self._inputs.there[:, :batch]
             logits = step(ids, positions, self._tables.there[:batch], longest)
             best = logits.argmax(dim=-1, keepdim=True)
-            self._results.there[0, :batch].copy_(best.flatten())
-            self._results.there[1, :batch].copy_(logits.gather(1, best).flatten().view(torch.int32))
+            best_there[0, :batch].copy_(best.flatten())
+            best_there[1, :batch].copy_(logits.gather(1, best).flatten().view(torch.int32))
+            # What the next step starts from if nothing else is sent.
+            ids.copy_(best_there[0, :batch])
+            positions.add_(positions >= 0)
             return logits
 
         for longest in reversed(self._ranges):  # the largest first: the others find room in what it took
@@ -76,30 +102,39 @@ class DecodeGraphs:
 
     def run(self, token_ids: Sequence[int], tables: Sequence[list[int]], lengths: Sequence[int]) -> Tensor:
         """One step: token i goes to position lengths[i]. Float32 logits."""
-        rows = len(token_ids)
-        batch = next(count for count in self._batches if count >= rows)
-        longest = next(tokens for tokens in self._ranges if tokens > max(lengths))
-        self._done.synchronize()  # the last step has read what is written here
+        rows, batch = len(token_ids), self._batch(len(token_ids))
+        self._sent.synchronize()  # the last step's inputs have been read
         inputs = self._inputs.here
         inputs[0, :rows] = token_ids
         inputs[1, :rows] = lengths
         inputs[:, rows:batch] = [[0], [-1]]
         self._inputs.send()
         self._send_tables(tables)
-        graph, logits = self._graphs[batch, longest]
-        graph.replay()
-        self._results.fetch()
-        self._done.record()
-        self._logits = logits[:rows]
-        return self._logits
+        self._sent.record()
+        return self._replay(lengths)
+
+    def follow(self, tables: Sequence[list[int]]) -> Tensor:
+        """The step after the last one, of the same sequences, each with the token of its largest logit."""
+        self._sent.synchronize()
+        self._send_tables(tables)
+        self._sent.record()
+        return self._replay([length + 1 for length in self._lengths])
 
     def largest(self, logits: Tensor) -> tuple[list[int], list[float]] | None:
-        """The best token of each row and its logit, if these are the last step's. Waits for the step."""
-        if logits is not self._logits:
-            return None
-        self._done.synchronize()
-        rows, results = len(logits), self._results.here
-        return results[0, :rows].tolist(), results[1, :rows].view(np.float32).tolist()
+        """The best token of each row and its logit, if these are of one of the last two steps. Waits for the step."""
+        known = next((each for each in self._results if each.logits is logits), None)
+        return None if known is None else known.read()
+
+    def _batch(self, rows: int) -> int:
+        return next(count for count in self._batches if count >= rows)
+
+    def _replay(self, lengths: Sequence[int]) -> Tensor:
+        self._lengths = list(lengths)
+        longest = next(tokens for tokens in self._ranges if tokens > max(lengths))
+        graph, logits = self._graphs[self._batch(len(lengths)), longest]
+        graph.replay()
+        self._results.reverse()
+        return self._results[0].fetch(self._best_there, logits[: len(lengths)])
 
     def _send_tables(self, tables: Sequence[list[int]]) -> None:
         """Bring the rows whose blocks are others than in the last step to the device."""

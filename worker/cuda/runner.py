@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.cuda.decoder import CudaDecoder
 from worker.cuda.dense import DenseModel
 from worker.cuda.graphs import DecodeGraphs, PrefillGraphs
 from worker.cuda.ops import Ops, Places
@@ -35,8 +37,10 @@ class CudaRunner:
     """Rows of a prefill pass while others decode."""
     state_chunk = 1
     """Nothing recurs: a pass may end anywhere."""
+    captured_rows = GRAPH_PREFILL_ROWS
+    """Prefill passes of up to so many rows are replayed."""
 
-    def __init__(self, model: DenseModel, cache: KVCache, ops: Ops, prefill_rows: tuple[int, ...]) -> None:
+    def __init__(self, model: CudaDecoder[Any], cache: KVCache, ops: Ops, prefill_rows: tuple[int, ...]) -> None:
         self.model = model
         self.cache = cache
         # Decode is the same for every batch by construction: each row is walked in one order, alone.
@@ -48,7 +52,7 @@ class CudaRunner:
         self._width = _padded(-(-model.max_positions // BLOCK_TOKENS))
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
-        self._captured = [count for count in prefill_rows if count <= GRAPH_PREFILL_ROWS]
+        self._captured = [count for count in prefill_rows if count <= self.captured_rows]
         if model.device.type == "cuda":
             self._capture(model.max_positions)
 
@@ -70,7 +74,7 @@ class CudaRunner:
         The caller owns every block that covers the span alone. `use` is for models that recur: these do not.
         """
         rows = len(token_ids)
-        count = min(count for count in self.row_counts.prefill if count >= rows)
+        count = self._count_for(rows)
         table = blocks[: -(-(start + rows) // BLOCK_TOKENS)]
         if self._prefill_graphs is not None and self._is_captured(count):
             return self._prefill_graphs.run(count, token_ids, table, start)
@@ -104,6 +108,14 @@ class CudaRunner:
         ids, positions = self._to_device(np.array([token_ids, lengths], dtype=np.int32))
         return self._decode(ids, positions, self._to_device(table), max(lengths) + 1)
 
+    @torch.inference_mode()
+    def follow(self, tables: list[list[int]]) -> Tensor | None:
+        """Start the step after the last decode step, of the same sequences, with their most likely tokens.
+
+        None without a captured step: nothing was done.
+        """
+        return None if self._decode_graphs is None else self._decode_graphs.follow(tables)
+
     def largest(self, logits: Tensor) -> tuple[list[int], list[float]]:
         """The best token of each row of logits and its logit; known already for those of the last decode step."""
         known = None if self._decode_graphs is None else self._decode_graphs.largest(logits)
@@ -119,6 +131,10 @@ class CudaRunner:
     def load(self, blocks: Sequence[int], entry: int | None, saved: Saved) -> None:
         """Put what `save` returned back, into (other) blocks."""
         self.cache.load(blocks, saved.blocks)
+
+    def _count_for(self, rows: int) -> int:
+        """The rows that a prefill pass of so many tokens runs at."""
+        return min(count for count in self.row_counts.prefill if count >= rows)
 
     def _layer_pools(self, cache: KVCache) -> list[Tensor]:
         """What the model's passes take as pools."""
@@ -141,10 +157,12 @@ class CudaRunner:
         log.info("captured %d graphs in %.1f s", graphs, time.monotonic() - started)
 
     def _prefill(self, token_ids: Tensor, positions: Tensor, tables: Tensor, span: Tensor, longest: int) -> Tensor:
+        assert isinstance(self.model, DenseModel)
         places = Places(positions, tables, *self.model.rotary.rows(positions.long()), span)
         return self.model.prefill(token_ids, self._ops, places, self._pools, longest)
 
     def _decode(self, token_ids: Tensor, positions: Tensor, tables: Tensor, longest: int) -> Tensor:
+        assert isinstance(self.model, DenseModel)
         places = Places(positions, tables, *self.model.rotary.rows(positions.long()), positions)
         return self.model.decode(token_ids, self._ops, places, self._pools, longest)
 
