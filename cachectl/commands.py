@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
 
 from cachectl import render
+from cachectl.asking import Asked, all_slots, ask, parsed, show
+from cachectl.choosing import chosen
+from cachectl.live import top, watch
+from cachectl.warm import APIS, warm
 from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.control_client import ControlClient
-from protocol.errors import WorkerUnavailable
+from protocol.sizes import parse_size
 
-PAGE_SLOTS = 500
-WATCH_SECONDS = 1.0
 POLL_SECONDS = 0.1
-
-Answer = TypeVar("Answer")
-
-
-class Asked(argparse.Namespace):
-    """The command line. From `slot` on, which are set depends on the command."""
-
-    run_dir: Path
-    json: bool
-    timeout: float
-    command: str
-    slot: int
-    slots: list[int]
-    request_id: str
-    a: str
-    b: str
-    dry_run: bool
-    wait: bool
+DEFAULT_URL = "http://127.0.0.1:8080"
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,86 +32,71 @@ class CommandLine:
 
 
 def stats(client: ControlClient, asked: Asked) -> bool:
-    answer = _ask(client, Stats, "stats")
-    _show(asked, asdict(answer), lambda: render.stats(answer))
+    answer = ask(client, Stats, "stats")
+    show(asked, asdict(answer), lambda: render.stats(answer))
     return True
 
 
 def list_slots(client: ControlClient, asked: Asked) -> bool:
-    slots = list(_all_slots(client))
-    _show(asked, [asdict(slot) for slot in slots], lambda: render.slots(slots))
+    slots = list(all_slots(client))
+    show(asked, [asdict(slot) for slot in slots], lambda: render.slots(slots))
     return True
 
 
 def tree(client: ControlClient, asked: Asked) -> bool:
     data = client.ask("tree")
-    nodes = _parsed(list[TreeNode], "tree", data.get("nodes") if isinstance(data, dict) else None)
-    _show(asked, [asdict(node) for node in nodes], lambda: render.tree(nodes))
+    nodes = parsed(list[TreeNode], "tree", data.get("nodes") if isinstance(data, dict) else None)
+    show(asked, [asdict(node) for node in nodes], lambda: render.tree(nodes))
     return True
 
 
-def show(client: ControlClient, asked: Asked) -> bool:
-    slot = _ask(client, SlotInfo, "show", slot=asked.slot)
-    _show(asked, asdict(slot), lambda: render.slot(slot))
+def show_slot(client: ControlClient, asked: Asked) -> bool:
+    slot = ask(client, SlotInfo, "show", slot=asked.slot)
+    show(asked, asdict(slot), lambda: render.slot(slot))
     return True
 
 
 def explain(client: ControlClient, asked: Asked) -> bool:
-    answer = _ask(client, Explanation, "explain", request_id=asked.request_id)
-    _show(asked, asdict(answer), lambda: render.explanation(answer))
+    answer = ask(client, Explanation, "explain", request_id=asked.request_id)
+    show(asked, asdict(answer), lambda: render.explanation(answer))
     return True
 
 
 def diff(client: ControlClient, asked: Asked) -> bool:
-    answer = _ask(client, Difference, "diff", a=_conversation(asked.a), b=_conversation(asked.b))
-    _show(asked, asdict(answer), lambda: render.difference(answer, asked.a, asked.b))
+    answer = ask(client, Difference, "diff", a=_conversation(asked.a), b=_conversation(asked.b))
+    show(asked, asdict(answer), lambda: render.difference(answer, asked.a, asked.b))
     return True
 
 
 def evict(client: ControlClient, asked: Asked) -> bool:
     """Refused as a whole for an unknown slot; busy and pinned ones stay, and are named."""
-    answer = _ask(client, Removed, "evict", slots=asked.slots, dry_run=asked.dry_run)
-    _show(asked, asdict(answer), lambda: render.evicted(answer))
+    answer = ask(client, Removed, "evict", slots=chosen(client, asked), dry_run=asked.dry_run)
+    show(asked, asdict(answer), lambda: render.evicted(answer))
     return set(asked.slots) <= set(answer.removed)
 
 
 def flush(client: ControlClient, asked: Asked) -> bool:
-    answer = _ask(client, Removed, "flush", dry_run=asked.dry_run)
-    _show(asked, asdict(answer), lambda: render.flushed(answer))
+    answer = ask(client, Removed, "flush", dry_run=asked.dry_run)
+    show(asked, asdict(answer), lambda: render.flushed(answer))
     return True
 
 
 def verify(client: ControlClient, asked: Asked) -> bool:
     """Refused if a hit had other bits than a cold run. `--wait` first lets the worker finish those to come."""
     while True:
-        answer = _ask(client, Verifications, "verify")
+        answer = ask(client, Verifications, "verify")
         if not asked.wait or not answer.pending:
             break
         time.sleep(POLL_SECONDS)
-    _show(asked, asdict(answer), lambda: render.verifications(answer))
+    show(asked, asdict(answer), lambda: render.verifications(answer))
     return not answer.mismatched
 
 
 def pin(client: ControlClient, asked: Asked) -> bool:
     """`pin` and `unpin`."""
-    slot = _ask(client, SlotInfo, asked.command, slot=asked.slot)
-    _show(asked, asdict(slot), lambda: f"{asked.command}ned slot {slot.slot} ({slot.tokens} tokens)")
+    slot = ask(client, SlotInfo, asked.command, slot=asked.slot)
+    show(asked, asdict(slot), lambda: f"{asked.command}ned slot {slot.slot} ({slot.tokens} tokens)")
     return True
-
-
-def watch(client: ControlClient, asked: Asked) -> bool:
-    """One line a second until interrupted; counts are those of that second."""
-    before: Stats | None = None
-    while True:
-        now = _ask(client, Stats, "stats")
-        if asked.json:
-            print(json.dumps(asdict(now)), flush=True)
-        else:
-            if before is None:
-                print(render.WATCH_HEADER)
-            print(render.watch_line(now, before or now), flush=True)
-        before = now
-        time.sleep(WATCH_SECONDS)
 
 
 def _takes_slot(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +104,15 @@ def _takes_slot(parser: argparse.ArgumentParser) -> None:
 
 
 def _takes_slots(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("slots", type=int, nargs="+", metavar="SLOT")
+    which = parser.add_mutually_exclusive_group(required=True)
+    # Without a default of its own an empty list counts as given, and the group as satisfied.
+    which.add_argument("slots", type=int, nargs="*", metavar="SLOT", default=())
+    which.add_argument("--digest", metavar="D", help="the one whose digest begins like this")
+    which.add_argument(
+        "--older", type=_span, metavar="AGE", help="all not used for so long, such as 90s, 1h or 2d"
+    )
+    which.add_argument("--tenant", metavar="T", help="all of one tenant")
+    which.add_argument("--to", type=_size, metavar="SIZE", help="those used longest ago, until the rest hold SIZE")
     _takes_dry_run(parser)
 
 
@@ -158,51 +133,52 @@ def _takes_two(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar=name.upper(), help="a slot, or a request id (digits alone are a slot)")
 
 
+def _takes_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a request or messages as JSON, or a system text")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, metavar="URL", help="where the gateway listens (default: %(default)s)"
+    )
+    parser.add_argument("--api", choices=APIS, help="of a request (default: what its fields look like)")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="holds the key of the tenant to warm for"
+    )
+
+
+def _span(text: str) -> float:
+    """Seconds of `90s`, `1h`; of a bare number too."""
+    unit = text[-1:] if text[-1:] in _SPANS else "s"
+    seconds = float(text.removesuffix(unit)) * _SPANS[unit]
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be an age, such as 90s, 1h or 2d")
+    return seconds
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    assert isinstance(size, int)
+    return size
+
+
 COMMANDS = {
     "stats": CommandLine("what is held and what happened since the worker started", stats),
     "list": CommandLine("all snapshots, one a line", list_slots),
-    "show": CommandLine("all there is to know of one slot", show, _takes_slot),
+    "show": CommandLine("all there is to know of one slot", show_slot, _takes_slot),
     "tree": CommandLine("snapshots under those that they extend", tree),
     "explain": CommandLine("why a request started where it did", explain, _takes_request),
     "diff": CommandLine("where two stored conversations part", diff, _takes_two),
-    "evict": CommandLine("remove the snapshots of some slots", evict, _takes_slots),
+    "evict": CommandLine("remove snapshots, named or described", evict, _takes_slots),
     "flush": CommandLine("remove all snapshots that are not pinned", flush, _takes_dry_run),
     "verify": CommandLine("hits that were computed again and compared", verify, _takes_wait),
     "pin": CommandLine("keep a snapshot whatever happens", pin, _takes_slot),
     "unpin": CommandLine("let a pinned snapshot be evicted again", pin, _takes_slot),
+    "warm": CommandLine("compute a prompt in advance and pin it", warm, _takes_prompt),
     "watch": CommandLine("one line a second until interrupted", watch),
+    "top": CommandLine("how full, how fast and what was used last, on the whole screen", top),
 }
 
 
 def _conversation(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
-
-
-def _ask(client: ControlClient, kind: type[Answer], verb: str, **args: object) -> Answer:
-    return _parsed(kind, verb, client.ask(verb, **args))
-
-
-def _parsed(kind: type[Answer], verb: str, data: object) -> Answer:
-    try:
-        answer: Answer = TypeAdapter(kind).validate_python(data)
-    except ValidationError as error:
-        raise WorkerUnavailable(
-            f"the worker's answer to {verb} is not understood: is it another version?"
-        ) from error
-    return answer
-
-
-def _all_slots(client: ControlClient) -> Iterator[SlotInfo]:
-    """Every slot in use, page by page, so that the worker never has to answer in one long breath."""
-    cursor: int | None = 0
-    while cursor is not None:
-        page = client.ask("list", cursor=cursor, limit=PAGE_SLOTS)
-        if not isinstance(page, dict):
-            raise WorkerUnavailable("the worker's answer to list is not understood: is it another version?")
-        yield from _parsed(list[SlotInfo], "list", page.get("slots"))
-        following = page.get("next_cursor")
-        cursor = following if isinstance(following, int) else None
-
-
-def _show(asked: Asked, data: Any, text: Callable[[], str]) -> None:
-    print(json.dumps(data, indent=2) if asked.json else text())

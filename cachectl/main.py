@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cachectl.commands import COMMANDS, Asked
+from cachectl.asking import Asked
+from cachectl.commands import COMMANDS
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import SettingsError, WorkerUnavailable
 from protocol.rundir import default_run_dir
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkerUnavailable as error:
         return _complain(str(error), UNREACHABLE)
     except KeyboardInterrupt:
-        return DONE  # how `watch` ends
+        return DONE  # how `watch` and `top` end
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
         return DONE

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
 from protocol.sizes import format_size
 
+_DEEPEST = 20  # steps that a tree goes to the right
 WATCH_HEADER = (
     f"{'snapshots':>9} {'bytes':>9} {'kv free':>9} {'running':>7} {'waiting':>7} "
     f"{'hit':>6} {'partial':>7} {'miss':>6} {'reused':>8} {'computed':>8} {'evicted':>7} {'stale':>5}"
@@ -134,6 +135,8 @@ def slot(row: SlotInfo) -> str:
             "hits": row.hits,
             "created": f"{age(row.created_age_seconds)} ago",
             "used": f"{age(row.used_age_seconds)} ago",
+            "session": row.session or "-",
+            "held by a mark": f"for {age(row.hold_seconds)} after its last use" if row.hold_seconds else "no",
             "parent slot": _or_dash(row.parent_slot),
             "children": row.children,
         }
@@ -141,20 +144,31 @@ def slot(row: SlotInfo) -> str:
 
 
 def tree(nodes: Iterable[TreeNode]) -> str:
+    """Each snapshot under the one that it extends, whose tokens it begins with; very deep ones are told by PARENT."""
+    depth: dict[int | None, int] = {None: -1}
+    rows: list[TreeNode] = []
+    for node in nodes:
+        depth[node.slot] = depth.get(node.parent_slot, -1) + 1
+        rows.append(node)
     return table(
-        ["SNAPSHOT", "TOKENS", "MSGS", "KIND", "HITS", "FLAGS"],
+        ["SNAPSHOT", "PARENT", "TOKENS", "MSGS", "KIND", "HITS", "FLAGS"],
         [
             [
-                "  " * node.level + f"slot {node.slot} {node.digest[:8]}",
+                _branch(depth[node.slot]) + f"slot {node.slot} {node.digest[:8]}",
+                _or_dash(node.parent_slot),
                 node.tokens,
                 node.messages,
                 node.kind,
                 node.hits,
                 _flags(node),
             ]
-            for node in nodes
+            for node in rows
         ],
     )
+
+
+def _branch(depth: int) -> str:
+    return "  " * min(depth - 1, _DEEPEST) + "└ " if depth > 0 else ""
 
 
 def explanation(answer: Explanation) -> str:

@@ -1,0 +1,46 @@
+# Completion of cachectl for bash.
+
+_cachectl_slots() {
+    # Without a worker, or without the right to ask it, there is nothing to offer.
+    "$1" "${@:2}" --timeout 1 --json list 2>/dev/null | sed -n 's/^ *"slot": \([0-9]*\),$/\1/p'
+}
+
+_cachectl() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    local command="" where=() index
+    COMPREPLY=()
+    for ((index = 1; index < COMP_CWORD; index++)); do
+        case ${COMP_WORDS[index]} in
+            --run-dir) where=(--run-dir "${COMP_WORDS[index + 1]}"); ((index++)) ;;
+            --timeout) ((index++)) ;;
+            -*) ;;
+            *) command=${COMP_WORDS[index]}; break ;;
+        esac
+    done
+    case $previous in
+        --run-dir) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+        --api-key-file) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --api) mapfile -t COMPREPLY < <(compgen -W "chat messages responses" -- "$current"); return ;;
+        --timeout | --digest | --older | --tenant | --to | --url) return ;;
+    esac
+    local offered
+    case $command in
+        "") offered="--help --run-dir --json --timeout
+            stats list show tree explain diff evict flush verify pin unpin warm watch top" ;;
+        show | pin | unpin | diff) offered="--help --json" ;;
+        evict) offered="--help --json --digest --older --tenant --to --dry-run" ;;
+        flush) offered="--help --json --dry-run" ;;
+        verify) offered="--help --json --wait" ;;
+        warm) offered="--help --json --url --api --api-key-file" ;;
+        *) offered="--help --json" ;;
+    esac
+    case $command,$current in
+        *,-*) ;;
+        show,* | pin,* | unpin,* | diff,* | evict,*)
+            offered=$(_cachectl_slots "${COMP_WORDS[0]}" "${where[@]}") ;;
+        warm,*) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$current")
+}
+
+complete -F _cachectl cachectl
