@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,17 @@ def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SEC
 class Daemon:
     """One `prefixd serve`. `close` leaves nothing behind, whatever the test did to it."""
 
-    def __init__(self, model: Path | str, *flags: str, run_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        *flags: str,
+        run_dir: Path | None = None,
+        program: Sequence[Path | str] = (BIN / "prefixd", "serve"),
+    ) -> None:
         # Not below pytest's folder: the path of a Unix socket is short.
         self.folder = Path(tempfile.mkdtemp(prefix="pfx"))
         self.run_dir = run_dir or self.folder / "run"
-        serve = [BIN / "prefixd", "serve", "--port", "0", "--model", model, "--run-dir", self.run_dir]
+        serve = [*program, "--port", "0", "--model", model, "--run-dir", self.run_dir]
         # Idle work comes when it may: a test that does not ask for it knows to the token what is kept.
         command = [*serve, "--no-absorb", *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
@@ -80,18 +87,14 @@ class Daemon:
         return self.process.wait(DEADLINE_SECONDS)
 
     def close(self) -> None:
-        """End every process that belongs to this daemon."""
+        """End every process that belongs to this daemon, without asking: how it ends by itself is for its own tests."""
         try:
-            if self.process.poll() is None:
-                self.terminate()
-                try:
-                    self.process.wait(60)
-                except subprocess.TimeoutExpired:
-                    self.process.kill()
-                    self.process.wait(10)
+            self.process.kill()
+            self.process.wait(10)
         finally:
             for process_id in self.processes():
-                os.kill(process_id, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # the children end with their parent
+                    os.kill(process_id, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
@@ -139,8 +142,16 @@ class Daemon:
         return stats["requests_running"] == stats["requests_waiting"] == 0
 
     def wait_idle(self) -> dict[str, Any]:
-        until(self.is_idle, "no request runs or waits")
-        return self.stats()
+        """Wait until no request runs or waits, and no hit is to be verified any more."""
+        with ControlClient(self.run_dir, 30.0) as control:
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while True:
+                stats: Any = control.ask("stats")
+                counts: Any = control.ask("verify")
+                if stats["requests_running"] == stats["requests_waiting"] == counts["pending"] == 0:
+                    return control.ask("stats")
+                assert time.monotonic() < deadline, f"it does not come to rest: {stats}, {counts}"
+                time.sleep(_POLL_SECONDS)
 
     def is_reachable(self) -> bool:
         try:
