@@ -22,9 +22,9 @@ class ControlTokens:
         self._find = re.compile(pattern)
         self._find_overlapping = re.compile(f"(?={pattern})")
 
-    def matches(self, text: str) -> Iterator[re.Match[str]]:
-        """Non-overlapping occurrences, in order, the longest token at each place."""
-        return self._find.finditer(text)
+    def matches(self, text: str, start: int = 0) -> Iterator[re.Match[str]]:
+        """Non-overlapping occurrences from `start` on, in order, the longest token at each place."""
+        return self._find.finditer(text, start)
 
     def occur_in(self, text: str) -> bool:
         return self._find.search(text) is not None

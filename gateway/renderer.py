@@ -12,6 +12,7 @@ from gateway.conversation import Conversation, Message
 from gateway.template import NOBODY, ChatTemplate, Rendered
 from gateway.template_env import to_json
 from gateway.template_form import Habits, TemplateForm, Written, ending
+from gateway.text_memory import common_prefix
 
 # Why a message has no boundary of its own.
 JOINED = "the template takes no message of this kind here, so it is joined with the next one"
@@ -168,17 +169,3 @@ def _leading_systems(messages: Sequence[Message]) -> int:
     while leading < len(messages) and messages[leading].role == "system":
         leading += 1
     return leading
-
-
-def common_prefix(one: str, other: str) -> int:
-    """Length of the common prefix of two texts."""
-    if one.startswith(other):
-        return len(other)
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one.startswith(other[low:middle], low):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -14,9 +14,10 @@ from itertools import product
 
 from gateway.boundaries import message_ends
 from gateway.conversation import Conversation, Message, ToolCall
-from gateway.renderer import Renderer, common_prefix
+from gateway.renderer import Renderer
 from gateway.template import ChatTemplate
 from gateway.template_form import Habits, ending
+from gateway.text_memory import common_prefix
 from protocol.errors import SettingsError
 
 _TOOL = {

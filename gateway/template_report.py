@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gateway.conversation import Conversation
 from gateway.prompts import PromptMaker, Trace
-from gateway.renderer import common_prefix
+from gateway.text_memory import common_prefix
 from protocol.errors import RequestError
 from protocol.messages import BoundaryKind
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
 from gateway.control_tokens import ControlTokens
+from gateway.text_memory import TextMemory
 
 _CACHE_BYTES = 128 << 20
 _TEXT_SHRINKS = 4  # normalizing makes text shorter by less than this
@@ -71,6 +72,7 @@ class PromptTokenizer:
         self._first, self._rest = _piece_tokenizers(tokenizer)
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._cache_bytes, self._held_bytes = cache_bytes, 0
+        self._texts = TextMemory(max(map(len, self._added), default=0))
         self._lock = Lock()
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self._longest = max((len(token) for token in vocabulary), default=1)
@@ -108,12 +110,12 @@ class PromptTokenizer:
         self._refuse_hopeless(text, limit)
         if not self.by_pieces:
             return self._encode_whole(text, positions, sentinel)
-        ids: array[int] = array("i")
-        found: list[int | None] = []
-        wanted = iter([*positions, len(text) + 1])
+        known = None if sentinel else self._texts.find(text, positions)
+        ids, found, marks = known or (array("i"), [], [])
+        wanted = iter([*positions[len(found) :], len(text) + 1])
         position = next(wanted)
-        at = 0  # text before it is encoded
-        for match in [*self._cuts.matches(text), None]:
+        at = marks[-1][0] if marks else 0  # text before it is encoded
+        for match in [*self._cuts.matches(text, at), None]:
             start = match.start() if match else len(text)
             added = self._added[match.group()] if match else None
             stop = _strip_end(text, at, start) if added and added.lstrip else start
@@ -136,6 +138,9 @@ class PromptTokenizer:
             while position < at:
                 found.append(len(ids))
                 position = next(wanted)
+            marks.append((at, len(ids)))
+        if not sentinel:
+            self._texts.keep(text, ids, marks, positions, found)
         return Encoded(ids, found)
 
     def _piece(self, text: str, inside: Sequence[int], ids: array[int], sentinel: str) -> list[int | None]:

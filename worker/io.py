@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5
 GATEWAY_SILENCE_SECONDS = 10.0  # a gateway not heard of for so long is gone
 _OUTBOX = "inproc://outbox"
-_WORK, _CONTROL, _STOP = b"w", b"c", b"s"
+_WORK, _CONTROL, _BEAT, _STOP = b"w", b"c", b"b", b"s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,10 @@ class WorkerSockets(threading.Thread):
         """Answer a control command."""
         self._hand_over(_CONTROL, sender, *encode(reply))
 
+    def beat(self) -> None:
+        """Tell the gateways at once how this process is, as when a model has been loaded."""
+        self._hand_over(_BEAT, b"")
+
     def stop(self) -> None:
         """Send what is queued, close everything and remove the socket files. Called once, by the engine thread."""
         self._hand_over(_STOP, b"")
@@ -167,6 +171,9 @@ class WorkerSockets(threading.Thread):
                 return True
             if kind == _STOP:
                 return False
+            if kind == _BEAT:
+                self._beat(time.monotonic())
+                continue
             self._deliver(self._work if kind == _WORK else self._control, sender, frames)
 
     def _deliver(self, socket: zmq.Socket[bytes], sender: bytes, frames: list[bytes]) -> None:

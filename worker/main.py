@@ -71,6 +71,7 @@ class Worker:
         self.engine, self.model = engine, model
         self.phase, self.detail = "ready", ""
         self.sockets.accepting = True
+        self.sockets.beat()
         self.notifier.ready(f"serving {self.settings.model}")
         log.info("ready")
 

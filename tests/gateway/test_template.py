@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.boundaries import Cut, merge, message_ends, with_interior
-from gateway.renderer import common_prefix
+from gateway.text_memory import common_prefix
 from gateway.template import NOBODY, ChatTemplate, Span
 from gateway.template_env import TemplateRefusal
 from gateway.template_probe import learn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from array import array
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tiny_model import PLAIN_ADDED, SPECIAL, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from gateway import text_memory
 from gateway.control_tokens import ControlTokens, unused_character
 from gateway.tokenizer import PromptTokenizer, TooLongError
 from protocol.errors import SettingsError
@@ -157,6 +159,55 @@ def test_the_longest_control_token_at_each_place_is_found(tokens: list[str], tex
             expected.append((at, here))
         at += len(here) if here else 1
     assert found == expected
+
+
+@given(
+    st.lists(fragments, min_size=1, max_size=10), st.lists(st.lists(fragments, max_size=5), max_size=4), st.data()
+)
+def test_a_text_that_goes_on_from_others_is_encoded_as_if_it_were_the_first(
+    head: list[str], tails: list[list[str]], data: st.DataObject
+):
+    remembering = PromptTokenizer(tiny_tokenizer(), PLAIN_ADDED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_memory, "_LEAST", 0)
+        for tail in [*tails, []]:
+            kept = data.draw(st.integers(0, len(head)), "parts of the last text that this one keeps")
+            head = [*head[:kept], *tail] or ["a"]
+            text = "".join(head)
+            ends = list(accumulate(map(len, head)))
+            asked = sorted(data.draw(st.sets(st.sampled_from(ends)), "where counts are asked for"))
+            ids, found = remembering.encode_chat(text, asked)
+            fresh = PromptTokenizer(tiny_tokenizer(), PLAIN_ADDED).encode_chat(text, asked)
+            assert (list(ids), found) == (list(fresh.token_ids), fresh.positions)
+
+
+def test_only_what_is_new_in_a_text_is_searched_for_added_tokens(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = PromptTokenizer(tiny_tokenizer())
+    turns = [f"<|im_start|>assistant {number}{' x' * 200}<|im_end|>" for number in range(20)]
+    searched: list[int] = []
+    plain = ControlTokens.matches
+    monkeypatch.setattr(
+        ControlTokens, "matches", lambda self, text, start=0: searched.append(start) or plain(self, text, start)
+    )
+    for count in (18, 19, 20):
+        ends = list(accumulate(map(len, turns[:count])))
+        ids, found = tokenizer.encode_chat("".join(turns[:count]) + "<|im_start|>assistant", ends)
+        assert (
+            list(ids[: found[-1]]) == tiny_tokenizer().encode("".join(turns[:count]), add_special_tokens=False).ids
+        )
+    ends = [0, *accumulate(map(len, turns))]
+    assert searched == [0, ends[18], ends[19]]
+
+
+def test_remembered_texts_are_bounded_by_bytes():
+    memory = text_memory.TextMemory(10, max_bytes=30_000)
+    for number in range(20):
+        text = f"{number}" * 3000
+        memory.keep(text, array("i", [1] * 100), [(3000, 100)], [3000], [100])
+        assert memory._held_bytes <= 30_000
+        assert memory._held_bytes == sum(entry.bytes for entry in memory._entries.values())
+    assert memory.find("19" * 3000 + "more", [3000, 6000]) is not None
+    assert memory.find("0" * 3000 + "more of this", [3000]) is None
 
 
 def test_memory_is_bounded_by_bytes():

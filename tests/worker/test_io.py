@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def test_heartbeats_go_on(sockets, connect):
     peer = connect()
     peer.send(Hello("g"))
     assert [peer.receive(beats=True) for _ in range(3)] == [BEAT] * 3
+
+
+def test_a_beat_between_the_others_is_sent_on_demand(tmp_path, connect, monkeypatch):
+    monkeypatch.setattr(io, "HEARTBEAT_SECONDS", 3600)
+    phase = "loading"
+    sockets = started(tmp_path, lambda: replace(BEAT, phase=phase))
+    gateway = connect(WORK_SOCKET)
+    gateway.send(Hello("g"))
+    assert gateway.receive(beats=True).phase == "loading"
+    phase = "ready"
+    sockets.beat()
+    assert gateway.receive(beats=True).phase == "ready"
+    sockets.stop()
 
 
 def test_a_gateway_that_hangs_up_is_lost(sockets, connect):
