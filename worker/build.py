@@ -20,8 +20,8 @@ from protocol.sizes import format_size
 from worker.block_pool import BlockPool
 from worker.config import WorkerSettings
 from worker.control import Control
-from worker.cuda.backend import prepare, serves
-from worker.cuda.dense import DenseModel
+from worker.cuda.backend import CudaModel, prepare
+from worker.cuda.backend import model_class as cuda_class
 from worker.engine import Engine
 from worker.fingerprint import fingerprint
 from worker.io import WorkerSockets
@@ -64,7 +64,7 @@ def build(
     max_model_len = _context(settings.max_model_len, config)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
-    loaded = DenseModel if serves(config, dtype, device) else model_class(config)
+    loaded = cuda_class(config, dtype, device) or model_class(config)
     model = loaded(config, weights, dtype, device, max_model_len, dtype_name == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
@@ -143,12 +143,11 @@ def build(
 
 
 def _checked(
-    model: Model | DenseModel, max_model_len: int, deterministic: bool
+    model: Model | CudaModel, max_model_len: int, deterministic: bool
 ) -> Callable[[KVCache, StatePool | None], Runner]:
     """Find the model's row counts now. What is returned makes its runner, once there is memory."""
-    if isinstance(model, DenseModel):
-        make_dense = prepare(model)
-        return lambda cache, _states: make_dense(cache)
+    if isinstance(model, CudaModel):
+        return prepare(model)
     row_counts = check_rows(model, model.dtype, max_model_len, deterministic)
     return lambda cache, states: ModelRunner(model, cache, row_counts, states)
 

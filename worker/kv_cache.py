@@ -90,6 +90,11 @@ class KVCache:
         keys, values = keys.view(shape), values.view(shape)
         return keys.index_select(1, blocks).flatten(1, 2), values.index_select(1, blocks).flatten(1, 2)
 
+    def pool(self, layer: int) -> Tensor:
+        """Keys and values that a layer reads, [2, kv_heads, blocks, block_tokens, head_dim], in place."""
+        rows = self._rows[layer]
+        return rows.view(2, rows.shape[1], self.num_blocks, BLOCK_TOKENS, rows.shape[3])
+
     def arrays(self, layer: int) -> tuple[PoolRows, PoolRows]:
         """Keys and values of a layer, each [kv_heads, blocks * block_tokens, head_dim]; bfloat16 as uint16."""
         rows = self._rows[layer]

@@ -35,7 +35,7 @@ def _entry(memory, entry, stride, layer):
 @triton.jit
 def convolve_kernel(
     mixed_ptr, conv_ptr, memory, plan, out_ptr, rows, mixed_stride, entry_stride, layer, eps, scale,
-    TAPS: tl.constexpr, K_HEADS: tl.constexpr, K_CHANNELS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, K_HEADS: tl.constexpr, CHANNELS: tl.constexpr,
     DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Causal convolution and silu; queries and keys to unit length, queries times `scale`; program (tile, head).
@@ -89,9 +89,9 @@ def keep_tails_kernel(
             tl.store(target + tap * CHANNELS + channel, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit
 def solve_kernel(
-    mixed_ptr, qkv_ptr, decay_ptr, bias_ptr, plan, change_ptr, read_ptr, sums_ptr, capacity, mixed_stride, gates_at,
+    mixed_ptr, qkv_ptr, decay_ptr, bias_ptr, plan, change_ptr, read_ptr, sums_ptr, mixed_stride, gates_at,
     HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -129,9 +129,8 @@ def solve_kernel(
     solved = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
     solved -= tl.where(i[:, None] // 2 == i[None, :] // 2, a, 0.0)
     for power in tl.static_range(1, 6):
-        size: tl.constexpr = 2**power
-        same = i[:, None] // (2 * size) == i[None, :] // (2 * size)
-        corner = tl.where(same & (i[:, None] // size != i[None, :] // size), a, 0.0)
+        same = i[:, None] >> (power + 1) == i[None, :] >> (power + 1)
+        corner = tl.where(same & (i[:, None] >> power != i[None, :] >> power), a, 0.0)
         inner = tl.dot(corner, solved, input_precision=PRECISION)
         solved -= tl.dot(solved, inner, input_precision=PRECISION)
 
@@ -212,7 +211,7 @@ def attend_kernel(
     q = tl.load(q_at, mask=real, other=0.0)
     k = tl.load(q_at + K_HEADS * K, mask=real, other=0.0)
     sums = tl.load(sums_ptr + row * HEADS + head, mask=i < count, other=0.0)
-    seen = (i[:, None] >= i[None, :]) & (i < count)[None, :]
+    seen = (i[:, None] >= i[None, :]) & real
     decayed = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
     scores = tl.where(seen, tl.dot(q, tl.trans(k)) * decayed, 0.0)
     at_state = (tl.cast(chunk, tl.int64) * HEADS + head) * K * V

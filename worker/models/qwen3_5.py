@@ -23,26 +23,13 @@ class GatedAttention:
     """Attention whose output is multiplied by a gate computed from the same rows."""
 
     def __init__(self, weights: Mapping[str, Tensor], model: Qwen3_5Model, shape: AttentionLayer) -> None:
-        heads, dim = shape.num_heads, shape.head_dim
-        order = _turned_apart(shape.rope)
-
-        # Each head's rows of q_proj: its query, then its gate.
-        arranged: dict[str, Tensor] = {}
-        for name in ("weight", "bias") if "self_attn.q_proj.bias" in weights else ("weight",):
-            queries = weights[f"self_attn.q_proj.{name}"]
-            keys = weights[f"self_attn.k_proj.{name}"]
-            inputs = queries.shape[1:]
-            split = queries.view(heads, 2, dim, *inputs)
-            arranged[f"q.{name}"] = split[:, 0, order].flatten(0, 1)
-            arranged[f"gate.{name}"] = split[:, 1].flatten(0, 1)
-            arranged[f"k.{name}"] = keys.view(-1, dim, *inputs)[:, order].flatten(0, 1)
-            arranged[f"v.{name}"] = weights[f"self_attn.v_proj.{name}"]
+        arranged = arranged_heads(weights, shape)
         self.qkv = model.joined(arranged, "q", "k", "v")
         self.gate = model.joined(arranged, "gate")
         self.out = model.joined(weights, "self_attn.o_proj")
-        q_norm, k_norm = (weights[f"self_attn.{name}_norm.weight"][order] for name in ("q", "k"))
-        self.norms = HeadNorms(model.keep_norm(q_norm), model.keep_norm(k_norm), model.config.rms_norm_eps)
-        self._shape = (-1, shape.parts, dim)
+        q_norm, k_norm = (model.keep_norm(arranged[f"{name}_norm"]) for name in ("q", "k"))
+        self.norms = HeadNorms(q_norm, k_norm, model.config.rms_norm_eps)
+        self._shape = (-1, shape.parts, shape.head_dim)
 
     def __call__(self, index: int, rows: Tensor, residual: Tensor, attend: Attend) -> Tensor:
         """`residual` plus what this layer makes of normed `rows`."""
@@ -123,6 +110,22 @@ class Qwen3_5Model(Decoder[Layer]):
             rows = rms_norm(x, layer.post_norm, eps)
             x = layer.down.plus(layer.up.times(rows, layer.gate.silu(rows)), x)
         return rms_norm(x, self.norm, eps)
+
+
+def arranged_heads(weights: Mapping[str, Tensor], shape: AttentionLayer) -> dict[str, Tensor]:
+    """The projections `q`, `gate`, `k` and `v` and the norms of an attention layer, heads turned as all others are."""
+    order, dim = _turned_apart(shape.rope), shape.head_dim
+    arranged = {f"{name}_norm": weights[f"self_attn.{name}_norm.weight"][order] for name in ("q", "k")}
+    for name in ("weight", "bias") if "self_attn.q_proj.bias" in weights else ("weight",):
+        queries = weights[f"self_attn.q_proj.{name}"]
+        keys = weights[f"self_attn.k_proj.{name}"]
+        inputs = queries.shape[1:]
+        split = queries.view(shape.num_heads, 2, dim, *inputs)  # each head's rows: its query, then its gate
+        arranged[f"q.{name}"] = split[:, 0, order].flatten(0, 1)
+        arranged[f"gate.{name}"] = split[:, 1].flatten(0, 1)
+        arranged[f"k.{name}"] = keys.view(-1, dim, *inputs)[:, order].flatten(0, 1)
+        arranged[f"v.{name}"] = weights[f"self_attn.v_proj.{name}"]
+    return arranged
 
 
 def _turned_apart(rope: Rope) -> Tensor:

@@ -1,0 +1,354 @@
+"""Times the CUDA engine on random weights of the 9B hybrid shape: `python tests/bench/gpu_hybrid.py`.
+
+As `gpu_dense.py` does it: in this process, passes from their call to the token id on the host, and whole requests from
+the engine's inbox to the event that carries the first token. The last column is what vLLM 0.24 did at the same work on
+one H100, from the client side, its states kept on a grid of 272 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import triton
+from gpu_dense import Row, Sockets, ceilings, device_ms, line
+from random_model import random_weights
+from torch.profiler import ProfilerActivity, profile
+
+from protocol.digest import link_digest, root_digest
+from protocol.messages import Boundary, Generate, Sampling
+from worker.block_pool import BlockPool
+from worker.control import Control
+from worker.cuda.hybrid import HybridModel
+from worker.cuda.mixed_runner import MixedRunner
+from worker.cuda.product_check import check_products
+from worker.cuda.tiles import tiles_for
+from worker.cuda.triton_mixed_ops import TritonMixedOps
+from worker.engine import Engine
+from worker.io import FromGateway, WorkerSockets
+from worker.journal import Journal
+from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
+from worker.metrics import WorkerMetrics
+from worker.model_config import parse_config
+from worker.recurrent import StatePool
+from worker.scheduler import Scheduler
+from worker.snapshots import SnapshotStore
+from worker.steps import StateUse
+
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 49152,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+}
+CONTEXT = 34816  # longest sequence here
+ENTRIES = 256
+ATTENTION_LAYERS = 8
+
+
+class Bench:
+    """A loaded model and what was measured on it."""
+
+    def __init__(self, repeat: int) -> None:
+        self.device = torch.device("cuda")
+        self.repeat = repeat
+        self.rows: list[Row] = []
+        self.bytes_per_ms, self.flops_per_ms = ceilings(self.device)
+        self.config = parse_config(SHAPE)
+        started = time.monotonic()
+        weights = random_weights(self.config, self.device, torch.bfloat16)
+        model = HybridModel(self.config, weights, torch.bfloat16, self.device, CONTEXT)
+        torch.cuda.synchronize()
+        loaded = time.monotonic()
+        ops = TritonMixedOps(tiles_for(self.device))
+        counts = check_products(model, ops)
+        checked = time.monotonic()
+        blocks = 33 * (CONTEXT // BLOCK_TOKENS) // 4
+        cache = KVCache(self.config, blocks, torch.bfloat16, self.device)
+        self.states = StatePool(self.config, ENTRIES, self.device)
+        self.runner = MixedRunner(model, cache, ops, counts, self.states)
+        torch.cuda.synchronize()
+        self.start = {
+            "weights_s": loaded - started,
+            "row_check_s": checked - loaded,
+            "graphs_s": time.monotonic() - checked,
+            "row_counts": counts,
+            "state_bytes": self.states.layout.entry_bytes,
+            "kv_bytes_per_token": block_bytes(self.config, torch.bfloat16) // BLOCK_TOKENS,
+        }
+        self.layer_weights = sum(
+            w.numel() for layer in model.layers for w in (layer.first, layer.out, layer.gate_up, layer.down)
+        )
+        self.head_weights = self.config.vocab_size * self.config.hidden_size
+        generator = torch.Generator().manual_seed(0)
+        self.ids: list[int] = torch.randint(self.config.vocab_size, (CONTEXT,), generator=generator).tolist()
+        order = torch.randperm(blocks - 1, generator=generator) + 1
+        self.blocks: list[int] = order.tolist()  # as they lie after a while of serving
+
+    def first_token(self, cached: int, new: int) -> int:
+        """Prefill `new` tokens behind `cached` ones that are in the pool already; the first token's id."""
+        end, start = cached + new, cached
+        source: int | None = 2 if cached else 0
+        while start < end:
+            part = self.ids[start : min(start + self.runner.max_prefill_rows, end)]
+            # A snapshot is made before the last few tokens, as of a conversation's newest message.
+            last = start + len(part) == end and len(part) > 4
+            kept = ((len(part) - 4, 3),) if last else ()
+            use = StateUse(1, source, kept, tuple(rows for rows, _ in kept))
+            hidden = self.runner.prefill(part, self.blocks, start, use)
+            start, source = start + len(part), None
+        logits = self.runner.head_row(hidden[len(part) - 1])
+        return self.runner.largest(logits.unsqueeze(0))[0][0]
+
+    def prefill_row(self, work: str, cached: int, new: int, must: float | None, vllm: float | None) -> None:
+        keys = cached * new + new * (new + 1) / 2
+        attention = 4 * keys * self.config.num_heads * self.config.head_dim * ATTENTION_LAYERS
+        products = max(
+            2 * new * self.layer_weights / self.flops_per_ms, 2 * self.layer_weights / self.bytes_per_ms
+        )
+        floor = products + attention / self.flops_per_ms
+        self.add(work, lambda: self.first_token(cached, new), floor, must, vllm)
+
+    def decode_row(self, batch: int, length: int, must: float | None, vllm: float | None) -> None:
+        each = -(-(length + 64) // BLOCK_TOKENS)
+        tables = [self.blocks[i * each : (i + 1) * each] for i in range(batch)]
+        lengths, tokens = [length] * batch, self.ids[:batch]
+        entries = list(range(10, 10 + batch))
+
+        def step() -> None:
+            nonlocal lengths, tokens
+            tokens = self.runner.largest(self.runner.decode(tokens, tables, lengths, entries))[0]
+            lengths = [length + (n + 1 - length) % 60 for n in lengths]
+
+        kv = batch * length * 2 * self.config.num_kv_heads * self.config.head_dim * ATTENTION_LAYERS
+        moved = 2 * (self.layer_weights + self.head_weights + kv) + 2 * batch * self.states.layout.entry_bytes
+        floor = moved / self.bytes_per_ms
+        self.add(f"decode step, batch {batch}, {length} tokens each", step, floor, must, vllm, repeat=30)
+
+    def add(
+        self, work: str, run: Any, floor: float | None, must: float | None, vllm: float | None, repeat: int = 0
+    ) -> None:
+        for _ in range(2):
+            run()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(repeat or self.repeat):
+            started = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - started))
+        self.report(work, times, floor, must, vllm)
+
+    def report(
+        self, work: str, times: Sequence[float], floor: float | None, must: float | None, vllm: float | None
+    ) -> None:
+        self.rows.append(Row(work, statistics.median(times), min(times), floor, must, vllm))
+        print(line(self.rows[-1]), flush=True)
+
+
+class Served:
+    """The engine with its scheduler and store around a runner, driven by hand."""
+
+    def __init__(self, bench: Bench) -> None:
+        runner = bench.runner
+        size = block_bytes(bench.config, torch.bfloat16)
+        pool = BlockPool(runner.cache.num_blocks, BLOCK_TOKENS)
+        entry_bytes = bench.states.layout.entry_bytes
+        store = SnapshotStore(512, pool, size, states=BlockPool(ENTRIES, 1), state_bytes=entry_bytes)
+        self.store, self.sockets, self.metrics = store, Sockets(), WorkerMetrics()
+        scheduler = Scheduler(
+            epoch="e",
+            store=store,
+            pool=pool,
+            metrics=self.metrics,
+            journal=Journal(),
+            emit=self.sockets.send,
+            max_model_len=CONTEXT,
+            vocab_size=bench.config.vocab_size,
+            max_prefill_rows=runner.max_prefill_rows,
+            shared_prefill_rows=runner.shared_prefill_rows,
+            max_running=64,
+            max_waiting=256,
+            caching=True,
+            state_chunk=runner.state_chunk,
+        )
+        sockets, control = cast(WorkerSockets, self.sockets), cast(Control, None)
+        self.engine = Engine(sockets, scheduler, store, runner, control, self.metrics)
+        self._asked = 0
+
+    def ask(self, messages: Sequence[Sequence[int]], max_tokens: int = 1, cache: bool = True) -> tuple[str, float]:
+        """Put a prompt of these messages, the first a head, and a short suffix in the inbox: its id, and when."""
+        self._asked += 1
+        token_ids, boundaries, digest = array("i"), [], root_digest("model", "")
+        for index, message in enumerate(messages):
+            part = array("i", message)
+            token_ids.extend(part)
+            digest = link_digest(digest, part)
+            boundaries.append(Boundary(len(token_ids), digest, "message" if index else "head", index + 1))
+        token_ids.extend((1, 2, 3))
+        sampling = Sampling(max_tokens, temperature=0.0)
+        request = Generate(f"r{self._asked}", token_ids, tuple(boundaries), sampling, cache_prompt=cache)
+        asked = time.perf_counter()
+        self.sockets.inbox.put(FromGateway(b"gateway", request))
+        return request.request_id, asked
+
+    def run(self) -> None:
+        """Until all is answered."""
+        self.engine.turn(wait=False)
+        while self.engine.running_count or self.engine.waiting_count:
+            self.engine.turn(wait=False)
+
+    def first_token(
+        self, messages: Sequence[Sequence[int]], cache: bool = True, depth: int | None = None
+    ) -> float:
+        """Milliseconds from asking to the first token."""
+        request_id, asked = self.ask(messages, cache=cache)
+        self.run()
+        if depth is not None and self.sockets.depths[request_id] != depth:
+            print(f"  started from {self.sockets.depths[request_id]} of {depth} tokens")
+        return 1e3 * (self.sockets.tokens[request_id][0] - asked)
+
+    def token_ms(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """Mean milliseconds between the tokens of each of these requests, while all of them decode."""
+        asked = [self.ask([part], 128 + 4 * len(prompts), cache=False)[0] for part in prompts]
+        self.run()
+        begin = max(self.sockets.tokens[request_id][0] for request_id in asked)
+        means = []
+        for request_id in asked:
+            times = [at for at in self.sockets.tokens[request_id] if at > begin][:100]
+            means.append(1e3 * (times[-1] - times[0]) / (len(times) - 1))
+        return means
+
+    def mean_ms(self, name: str) -> float:
+        """Mean of a histogram of seconds."""
+        total = self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_sum") or 0.0
+        return 1e3 * total / (self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_count") or 1.0)
+
+
+def serve_rows(bench: Bench) -> None:
+    """Whole requests through the engine."""
+    served, repeat = Served(bench), bench.repeat
+    words = [list(bench.ids[i:]) + list(bench.ids[:i]) for i in range(0, 4 * 512, 512)]
+    head = words[3][:1000]
+    history = [head, *(words[0][i : i + 250] for i in range(0, 28_000, 250))]
+    served.first_token(history)
+    times = []
+    for turn in range(16):
+        depth = sum(map(len, history))
+        history.append(words[1][250 * turn : 250 * (turn + 1)])
+        times.append(served.first_token(history, depth=depth))
+    bench.report("engine: growing conversation, 29k-33k + 250", times, None, 30, 221)
+    times = []
+    for turn in range(6):
+        shortened = [head, *(words[2][1000 * turn + i :][:200] for i in range(0, 600, 200))]
+        times.append(served.first_token(shortened, depth=len(head)))
+    bench.report("engine: shortened behind 1,000, + 600", times, None, 18, 216)
+    windows = [[words[w][i : i + 200] for i in range(0, 7200, 200)] for w in (1, 2, 3)]
+    for window in windows:
+        served.first_token(window)
+    times = []
+    for turn in range(6):
+        for window in windows:
+            depth = sum(map(len, window))
+            window.append(words[2][4000 + 200 * turn :][:200])
+            times.append(served.first_token(window, depth=depth))
+    bench.report("engine: three windows, 7k + 200", times, None, 18, 111)
+    for name, size, must, vllm in (("2k", 2048, 80, 160), ("8k", 8192, 240, 255), ("32k", 32768, 1050, 1057)):
+        part = words[3][: size - 3]
+        messages = [part[i : i + 400] for i in range(0, len(part), 400)]
+        times = [served.first_token(messages, cache=False) for _ in range(max(repeat // 3, 3))]
+        bench.report(f"engine: cold {name}, messages of 400", times, None, must, vllm)
+    for batch, must, vllm in ((1, 6.2, 6.6), (8, 6.5, 6.8), (32, 7.4, 7.5)):
+        prompts = [bench.ids[i * 50 : i * 50 + 256] for i in range(batch)]
+        served.token_ms(prompts)
+        times = served.token_ms(prompts)
+        bench.report(f"engine: per token, batch {batch}, 256-512 tokens", times, None, must, vllm)
+    bench.report("engine: restore (host)", [served.mean_ms("restore")], None, 0.5, None)
+    bench.report("engine: commit (host)", [served.mean_ms("commit")], None, 0.5, None)
+
+
+def kernels(bench: Bench, name: str, run: Any, file: Path | None) -> None:
+    """Where the time of a pass goes, by kernel."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+    text = f"{name}, three times\n" + found.key_averages().table(
+        sort_by="cuda_time_total", row_limit=18, max_name_column_width=60
+    )
+    print(text if file is None else f"profile of {name}: in {file}", flush=True)
+    if file is not None:
+        with file.open("a") as out:
+            out.write(text + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=10, help="runs of each prefill row")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--profile", type=Path, help="write kernel times of some passes here")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("worker.journal").setLevel(logging.WARNING)
+    torch.set_grad_enabled(False)
+    bench = Bench(options.repeat)
+    gc.collect()
+    gc.freeze()
+    card = torch.cuda.get_device_name()
+    print(f"{card}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"copy {bench.bytes_per_ms / 1e9:.2f} TB/s, product {bench.flops_per_ms / 1e9:.0f} TFLOP/s")
+    print(json.dumps(bench.start))
+    print(f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}")
+    bench.first_token(0, 33018)  # fills the pool
+    bench.states.memory[2].normal_(std=0.1)
+    bench.prefill_row("first token, 32k cached + 250 new", 32768, 250, 30, 221)
+    bench.prefill_row("first token, 7k cached + 200 new", 7168, 200, 18, 111)
+    bench.prefill_row("first token, 1k cached + 600 new", 1000, 600, 18, 216)
+    bench.prefill_row("cold 2k", 0, 2048, 80, 160)
+    bench.prefill_row("cold 8k", 0, 8192, 240, 255)
+    bench.prefill_row("cold 32k", 0, 32768, 1050, 1057)
+    for batch, must, vllm in ((1, 6.2, 6.6), (8, 6.5, 6.8), (32, 7.4, 7.5), (64, None, None)):
+        bench.decode_row(batch, 256, must, vllm)
+    bench.decode_row(1, 32768, None, None)
+    copies = device_ms(lambda: bench.states.copy(2, 3))
+    bench.report("copy of a state (device)", [copies], None, 0.5, None)
+    serve_rows(bench)
+    if options.profile:
+        kernels(bench, "32k cached + 250 new", lambda: bench.first_token(32768, 250), options.profile)
+        kernels(bench, "cold 8k", lambda: bench.first_token(0, 8192), options.profile)
+        tables, entries = [bench.blocks[:10]], [10]
+        kernels(
+            bench, "decode, batch 1", lambda: bench.runner.decode([5], tables, [256], entries), options.profile
+        )
+    if options.json:
+        rows = [asdict(row) for row in bench.rows]
+        options.json.write_text(json.dumps({"card": card, **bench.start, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

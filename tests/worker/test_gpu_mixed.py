@@ -1,0 +1,257 @@
+"""The engine on the CUDA backend of hybrids and sliding windows. Opt in with `-m gpu`; CI has no such device."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_hits
+from snapshot_rig import Prompt, prompt
+from tiny_models import save_tiny
+from torch import Tensor
+
+from protocol.messages import Boundary, Generate, Sampling
+from worker.sequences import Request, pass_end
+from worker.steps import StateUse
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+COMMON = {
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "max_position_embeddings": 40960,
+    "initializer_range": 0.1,
+}
+# Heads of the sizes that real models have: what the kernels' shapes depend on.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hybrid": (
+        "qwen3_5",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "sharing": (
+        "gemma4",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "sliding_window": 200,
+            "hidden_size_per_layer_input": 64,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+}
+# Every length in the first passes, then the edges of tiles, splits and chunks, and of the longest pass.
+LENGTHS = [
+    *range(1, 131),
+    *(edge + off for edge in (192, 256, 512, 640, 4096, 8192) for off in (-1, 0, 1)),
+    12345,
+]
+LONG = [16384, 20001, 32769]
+STEPS = 8
+LAST = 16_500
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    family, changes = MODELS[request.param]
+    made = save_tiny(directory, family, **COMMON, **changes)
+    for name, weight in made.named_parameters():
+        if family == "gemma4" and "q_norm" in name:
+            # Its scores are not divided by anything: of random keys one alone would count, and which is chance.
+            weight.data.mul_(0.05)
+        elif name.endswith("A_log"):
+            weight.data.sub_(5)  # or nothing is remembered for longer than a few tokens
+    made.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def worker(path: Path) -> Worker:
+    started = Worker(path, device="cuda", kv_memory="6GiB", slots=1024, verify_hits=1.0)
+    assert type(started.runner).__name__ == "MixedRunner"
+    return started
+
+
+def test_logits_are_those_of_the_plain_form(worker: Worker):
+    from worker.cuda.mixed_ops import TorchMixedOps
+    from worker.cuda.mixed_runner import MixedRunner
+    from worker.kv_cache import KVCache
+    from worker.recurrent import StatePool
+
+    model, device = worker.runner.model, torch.device("cuda")
+    states = StatePool(model.config, 3, device) if worker.runner.states else None
+    plain = MixedRunner.__new__(MixedRunner)
+    plain.__dict__.update(worker.runner.__dict__)
+    plain.cache, plain.states, plain._mixed_ops = (
+        KVCache(model.config, 40, torch.bfloat16, device),
+        states,
+        TorchMixedOps(),
+    )
+    plain._pools, plain._ops = plain._layer_pools(plain.cache), plain._mixed_ops
+    plain._captured, plain._decode_graphs, plain._prefill_graphs = [], None, None
+    tokens, table = ids(1, 700), list(range(1, 26))
+    use = StateUse(1, 0, (), (37, 300))
+    found = worker.runner.head_row(worker.runner.prefill(tokens, table, 0, use)[699])
+    expected = plain.head_row(plain.prefill(tokens, table, 0, use)[699])
+    assert relative(found, expected) < 0.03
+    found = worker.runner.decode([5], [table], [700], [1])[0]
+    expected = plain.decode([5], [table], [700], [1])[0]
+    assert relative(found, expected) < 0.03
+    if states is not None:
+        worker.runner.states.clear(1)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_states_at_boundaries_are_the_same_whatever_passes_they_were_made_in(worker: Worker):
+    """Kept from one run over all, and from short passes that begin at every boundary; bit for bit."""
+    run = worker.runner
+    if run.states is None:
+        pytest.skip("nothing recurs")
+    tokens, chance = ids(9, LAST), random.Random(3)
+    ends = sorted(
+        {37, 64, 65, 128, 130, 500, 8191, 8192, 8193, *chance.sample(range(600, LAST - 70), 30), LAST - 64}
+    )
+    boundaries = tuple(Boundary(end, bytes(16), "message", index) for index, end in enumerate(ends))
+    table = list(range(1, LAST // 32 + 2))
+    entries = {end: 3 + place for place, end in enumerate(ends)}
+    run.states.memory.normal_()
+    run.states.clear(0)
+
+    def passes(start: int, stop: int, rows: int, source: int, kept: dict[int, int]) -> Tensor:
+        """Prefill [start, stop) into entry 1 and `kept`; the last row's logits."""
+        message = Generate("r", array("i", tokens[:stop]), boundaries, Sampling(1))
+        request = Request(b"", message, 0.0, caching=True, computed=start)
+        use_source: int | None = source
+        while request.computed < stop:
+            begin, end = request.computed, pass_end(request, rows, run.state_chunk)
+            captures = tuple((at - begin, to) for at, to in kept.items() if begin < at <= end)
+            cuts = tuple(at - begin for at in ends if begin < at < end)
+            hidden = run.prefill(tokens[begin:end], table, begin, StateUse(1, use_source, captures, cuts))
+            use_source, request.computed = None, end
+        return run.head_row(hidden[end - begin - 1]).clone()
+
+    whole = passes(0, LAST, run.max_prefill_rows, 0, entries)
+    last, keys = run.states.memory[1].clone(), [pool[:, :, :, table].clone() for pool in run.cache.memories]
+    assert torch.isfinite(last).all()
+    first = run.states.memory[[entries[end] for end in ends]].clone()
+    scratch = 3 + len(ends)
+    for rows in (100, 512, 2048):
+        for place, end in enumerate(ends[:-1]):
+            target = ends[place + 1]
+            passes(end, target, rows, entries[end], {target: scratch})
+            assert torch.equal(run.states.memory[scratch], first[place + 1]), (rows, end)
+        assert torch.equal(passes(0, LAST, rows, 0, {}), whole)
+        assert torch.equal(run.states.memory[1], last)
+    for end in (130, 8193):
+        assert torch.equal(passes(end, LAST, 700, entries[end], {}), whole)
+        assert torch.equal(run.states.memory[1], last)
+    assert torch.equal(run.states.memory[[entries[end] for end in ends]], first), "a kept state was written to"
+    assert all(torch.equal(a, b[:, :, :, table]) for a, b in zip(keys, run.cache.memories, strict=True))
+    assert not run.states.memory[0].any()
+
+
+def test_hits_alone_and_among_others(worker: Worker):
+    cold: dict[int, Answer] = {
+        length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS
+    }
+    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
+    for length in LENGTHS:
+        worker.ask(prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False))
+    worker.run()
+    alone: dict[int, str] = {}
+    for length in LENGTHS:
+        alone[length] = worker.ask(question(length), max_tokens=STEPS)
+        worker.run()
+    assert_hits_equal(worker, cold, alone)
+    together: dict[int, str] = {}
+    for index, length in enumerate(LENGTHS):
+        together[length] = worker.ask(question(length), max_tokens=STEPS)
+        if index % 8 == 0:
+            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
+    worker.run()
+    assert_hits_equal(worker, cold, together)
+
+
+@pytest.mark.parametrize("tail", [1, 250])
+def test_hits_on_long_prompts(worker: Worker, tail: int):
+    assert unequal_hits(worker, LONG, tail) == []
+
+
+def test_a_conversation_is_the_same_with_and_without_the_cache(worker: Worker):
+    history: list[list[int]] = [ids(77, 900)]
+    for turn in range(20):
+        history.append(ids(100 + turn, 60 + 13 * turn))
+        asked: Prompt = prompt(*history, tail=ids(5, 4))
+        request_id = worker.ask(asked, max_tokens=16)
+        worker.run()
+        assert (worker.depth(request_id) > 0) == (turn > 0)
+        hit = worker.answer(request_id)
+        assert hit == worker.serve(asked, cache=False, max_tokens=16), turn
+        history.append([score.token_id for score in hit])
+    # Somebody goes back behind the head, and somebody edits an earlier message.
+    for kept in (1, 12):
+        asked = prompt(*history[:kept], ids(900 + kept, 130), tail=ids(5, 4))
+        cold = worker.serve(asked, cache=False, max_tokens=16)
+        request_id = worker.ask(asked, max_tokens=16)
+        worker.run()
+        assert worker.depth(request_id) > 0
+        assert worker.answer(request_id) == cold
+    background = worker.engine._scheduler.background
+    while not background.is_empty:
+        worker.engine.turn(wait=False)
+    assert background.verified > 0
+    assert background.mismatched == 0
+
+
+def test_several_choices_and_answers_after_swapping(path: Path, worker: Worker):
+    single = worker.serve(question(70), cache=False, max_tokens=20)
+    worker.serve(question(70))
+    request_id = worker.ask(question(70), max_tokens=20, n=3)
+    worker.run()
+    # Three rows run at another count than one: that changes nothing either.
+    assert [worker.answer(request_id, choice) for choice in range(3)] == [single] * 3
+    store = worker.engine._store
+    states = 0 if store.states is None else 30 * store.state_bytes
+    small: Any = Worker(
+        path,
+        device="cuda",
+        kv_memory=2 * states or 30 * store.block_bytes,
+        slots=18,
+        max_running=10,
+        max_model_len=2048,
+    )
+    if store.states is not None:
+        # States take half of it: leave as few blocks as the others have.
+        spare = small.engine._store.pool.free_count - 30
+        small.engine._store.pool.allocate(spare)
+    lengths = [20 + 7 * index for index in range(10)]
+    alone = [worker.serve(question(length), cache=False, max_tokens=100) for length in lengths]
+    asked = [small.ask(question(length), max_tokens=100) for length in lengths]
+    small.run()
+    assert small.count("prefixd_swaps_total", direction="in") > 0
+    assert [small.answer(request_id) for request_id in asked] == alone
