@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gateway import sse
+from gateway.prefill import Prefilled
 from gateway.turn import Delta, Turn
 from protocol.errors import ServeError
 from protocol.messages import Accepted, Completed
@@ -30,6 +31,10 @@ class Answer(ABC):
     @abstractmethod
     def opening(self, turn: Turn) -> bytes:
         """What follows the headers at once. The turn may not have been accepted yet."""
+
+    def progress(self, news: Sequence[Prefilled]) -> bytes:
+        """How far prompts are computed, where the client has asked to be told."""
+        return b""
 
     @abstractmethod
     def events(self, gained: Sequence[Delta]) -> bytes:

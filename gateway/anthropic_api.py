@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.anthropic_tools import parse_tools
 from gateway.body import parse_object
 from gateway.conversation import Conversation
 from gateway.grammar import Demand
+from gateway.hints import mark_seconds, user_of
 from gateway.openai_api import unknown_model
 from gateway.prompts import Prompt
 from gateway.service import REQUEST_ID, Gateway
@@ -33,7 +35,7 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
         return params, conversation, prompt, grammar
 
     with gateway.metrics.tokenize.time():
-        params, conversation, prompt, grammar = await gateway.in_thread(read)
+        params, conversation, prompt, grammar = await gateway.in_thread(read, body)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
     caches = params.cache_prompt is not False
@@ -56,7 +58,7 @@ async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
         _, conversation, _ = _read(gateway, body, to_count=True)
         return gateway.maker.count(conversation, model)
 
-    counted = {"input_tokens": await gateway.in_thread(count)}
+    counted = {"input_tokens": await gateway.in_thread(count, body)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")
 
 
@@ -70,7 +72,16 @@ def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesPar
     told = parse_messages(
         fields.get("system"), fields.get("messages"), tools, drop_billing_header=settings.drop_billing_header
     )
-    conversation = Conversation(told, tools.shown, params.variables(), loaded=tools.loaded)
+    if seconds := mark_seconds(fields):  # on the whole request: it marks what comes last
+        told = (*told[:-1], replace(told[-1], mark_seconds=seconds))
+    conversation = Conversation(
+        told,
+        tools.shown,
+        params.variables(),
+        loaded=tools.loaded,
+        session=user_of(fields.get("metadata")),
+        head_seconds=mark_seconds(fields.get("tools")),
+    )
     return params, conversation, params.demand(fields.get("tools"))
 
 

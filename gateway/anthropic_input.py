@@ -1,7 +1,7 @@
 """System text and messages of an Anthropic body, in the canonical form that equal conversations share.
 
 One message may hold several of ours: results of tools and the user's text, in the order they came. Left out are
-`cache_control`, citations and signatures, thinking that only its maker can read, what tools of Anthropic's own
+citations and signatures, thinking that only its maker can read, what tools of Anthropic's own
 servers did, and `is_error`, since a result's text says what went wrong.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from gateway.anthropic_tools import Tools
 from gateway.canonical import parse_arguments, parse_content, without_billing_header, wrong
 from gateway.conversation import Message, ToolCall
+from gateway.hints import mark_seconds
 
 _ROLES = ("user", "assistant", "system")
 _UNREADABLE = {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result"}
@@ -34,7 +35,8 @@ def parse_messages(
     text = parse_content(system, "system")
     if drop_billing_header:
         text = without_billing_header(text)
-    return (Message("system", text), *messages) if text else tuple(messages)
+    head = Message("system", text, mark_seconds=mark_seconds(system))
+    return (head, *messages) if text else tuple(messages)
 
 
 def _message(value: object, where: str, tools: Tools, last: bool) -> Iterator[Message]:
@@ -49,7 +51,8 @@ def _message(value: object, where: str, tools: Tools, last: bool) -> Iterator[Me
     elif role == "user":
         yield from _user(blocks, tools)
     else:
-        yield Message("system", parse_content(tools.told(content, f"{where}.content"), f"{where}.content"))
+        text = parse_content(tools.told(content, f"{where}.content"), f"{where}.content")
+        yield Message("system", text, mark_seconds=mark_seconds(content))
 
 
 def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
@@ -72,20 +75,24 @@ def _user(blocks: list[tuple[dict[str, Any], str]], tools: Tools) -> Iterator[Me
     if not blocks:
         yield Message("user", "")
     run: list[str] = []
+    mark = 0  # of the run
     for block, where in blocks:
         if block["type"] == "text":
             run.append(_string(block, "text", where))
+            mark = max(mark, mark_seconds(block))
             continue
         if block["type"] != "tool_result":
             raise _unknown(block, where)
         if run:
-            yield Message("user", "\n".join(run))
-            run = []
+            yield Message("user", "\n".join(run), mark_seconds=mark)
+            run, mark = [], 0
         called = _string(block, "tool_use_id", where)
         content = tools.told(block.get("content"), f"{where}.content")
-        yield Message("tool", parse_content(content, f"{where}.content"), tool_call_id=called)
+        result = parse_content(content, f"{where}.content")
+        marked = mark_seconds(block, block.get("content"))
+        yield Message("tool", result, tool_call_id=called, mark_seconds=marked)
     if run:
-        yield Message("user", "\n".join(run))
+        yield Message("user", "\n".join(run), mark_seconds=mark)
 
 
 def _assistant(blocks: list[tuple[dict[str, Any], str]], last: bool) -> Message:
@@ -106,7 +113,9 @@ def _assistant(blocks: list[tuple[dict[str, Any], str]], last: bool) -> Message:
     content = "".join(said["text"])
     if not last or calls:
         content = content.strip()  # the text of a turn to be continued counts to its last blank
-    return Message("assistant", content, tuple(calls), reasoning="".join(said["thinking"]).strip() or None)
+    reasoning = "".join(said["thinking"]).strip() or None
+    marked = mark_seconds(*(block for block, _ in blocks))
+    return Message("assistant", content, tuple(calls), reasoning=reasoning, mark_seconds=marked)
 
 
 def _string(block: dict[str, Any], name: str, where: str) -> str:

@@ -1,8 +1,8 @@
 """Messages and tools of an OpenAI chat body, in the one form that equal conversations share.
 
 Left out or made equal is what clients vary between turns without meaning it: text as a string or as parts, `""`
-or null beside tool calls, blanks around an answer, spacing of tool arguments, ids, names, `cache_control` and
-unknown fields.
+or null beside tool calls, blanks around an answer, spacing of tool arguments, ids, names and unknown fields. Marks
+(`cache_control`) are kept beside what is said, as hints.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.conversation import Message, Role, ToolCall
+from gateway.hints import mark_seconds
 from protocol.errors import RequestError
 
 _ROLES: dict[str, Role] = {
@@ -85,17 +86,18 @@ def _message(value: object, where: str, last: bool) -> Message:
     if role is None:
         raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
     content = parse_content(value.get("content"), f"{where}.content")
+    mark = mark_seconds(value, value.get("content"))
     if role == "tool":
-        call_id, name = value.get("tool_call_id"), value.get("name")
-        return Message(role, content, tool_call_id=_text_or_none(call_id), name=_text_or_none(name))
+        call_id, name = _text_or_none(value.get("tool_call_id")), _text_or_none(value.get("name"))
+        return Message(role, content, tool_call_id=call_id, name=name, mark_seconds=mark)
     if role != "assistant":
-        return Message(role, content)
+        return Message(role, content, mark_seconds=mark)
     calls = tuple(_calls(value, where))
     if not last or calls:
         content = content.strip()  # the text of a turn to be continued counts to its last blank
     reasoning = value.get("reasoning_content") or value.get("reasoning")
     reasoning = reasoning.strip() if isinstance(reasoning, str) else ""
-    return Message(role, content, calls, reasoning=reasoning or None)
+    return Message(role, content, calls, reasoning=reasoning or None, mark_seconds=mark)
 
 
 def parse_content(value: object, where: str) -> str:

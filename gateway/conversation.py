@@ -19,7 +19,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `name` and `tool_call_id` belong to role `tool`, `reasoning` and `tool_calls` to `assistant`."""
+    """One message. `name` and `tool_call_id` belong to role `tool`, `reasoning` and `tool_calls` to `assistant`.
+
+    `mark_seconds` is a client's wish to have all up to its end cached so long; it is no part of what is said.
+    """
 
     role: Role
     content: str
@@ -27,6 +30,7 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
+    mark_seconds: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,15 @@ class Conversation:
     """What a chat template renders. `variables` go to the template as they are.
 
     `loaded` are further tools that may be called: some message describes them, so the template is not given them.
+    `session` is the client's name for it, `head_seconds` a mark on its tools: hints, as `Message.mark_seconds` is.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     variables: dict[str, Any] = field(default_factory=dict)
     loaded: tuple[dict[str, Any], ...] = ()
+    session: str = field(default="", compare=False)
+    head_seconds: int = field(default=0, compare=False)
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:

@@ -11,6 +11,8 @@ from gateway import sse
 from gateway.answer import Answer, cache_comment, cache_report, cached_tokens
 from gateway.detokenizer import TokenBytes
 from gateway.errors import error_answer
+from gateway.openai_params import CommonParams
+from gateway.prefill import Prefilled
 from gateway.reply import CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
 from gateway.turn import Delta, ScoredToken, Turn
 from protocol.errors import ServeError
@@ -23,13 +25,24 @@ class OpenAIAnswer(Answer):
     whole_object: str
     id_prefix: str
 
-    def __init__(self, request_id: str, model: str, tokens: TokenBytes, *, usage_asked: bool) -> None:
+    def __init__(self, request_id: str, model: str, tokens: TokenBytes, params: CommonParams) -> None:
         self._tokens = tokens
-        self._usage_asked = usage_asked
+        self._usage_asked = params.include_usage
+        self._progress_asked = params.return_progress is True
+        self._n = params.choices
         self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
 
     def opening(self, turn: Turn) -> bytes:
         return b""
+
+    def progress(self, news: Sequence[Prefilled]) -> bytes:
+        """In the form of llama-server, at the first choice of each prompt."""
+        if not self._progress_asked:
+            return b""
+        return b"".join(
+            sse.data(self._chunk([self._silent(told.prompt * self._n)]) | {"prompt_progress": _progress(told)})
+            for told in news
+        )
 
     def events(self, gained: Sequence[Delta]) -> bytes:
         choices = (choice for delta in gained for choice in self._delta_choices(delta))
@@ -76,6 +89,10 @@ class OpenAIAnswer(Answer):
 
     @abstractmethod
     def _whole_choice(self, delta: Delta) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _silent(self, number: int) -> dict[str, Any]:
+        """A choice of a chunk that has gained nothing."""
 
     def _text(self, token_id: int) -> str:
         return self._tokens.spelled(token_id).decode("utf-8", errors="replace")
@@ -128,6 +145,9 @@ class ChatAnswer(OpenAIAnswer):
             "finish_reason": finish_reason,
         }
 
+    def _silent(self, number: int) -> dict[str, Any]:
+        return self._choice(number, "delta", {"role": "assistant", "content": None})
+
     def _logprobs(self, scored: tuple[ScoredToken, ...]) -> dict[str, Any]:
         return {"content": [scored_token(self._tokens, token) for token in scored]}
 
@@ -147,6 +167,9 @@ class CompletionAnswer(OpenAIAnswer):
             "logprobs": self._scored(delta.scored) if delta.scored else None,
             "finish_reason": delta.finish_reason,
         }
+
+    def _silent(self, number: int) -> dict[str, Any]:
+        return self._whole_choice(Delta(number, ""))
 
     def _scored(self, tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
         return {
@@ -168,6 +191,16 @@ def scored_token(tokens: TokenBytes, token: ScoredToken) -> dict[str, Any]:
 
     chosen = spelled(token.logprob.token_id, token.logprob.logprob)
     return {**chosen, "top_logprobs": [spelled(*other) for other in token.logprob.top]}
+
+
+def _progress(told: Prefilled) -> dict[str, int]:
+    """Milliseconds, and tokens of which the cached ones are part of the processed ones."""
+    return {
+        "total": told.total,
+        "cache": told.cached,
+        "processed": told.computed,
+        "time_ms": round(told.seconds * 1000),
+    }
 
 
 def _gained(part: Part) -> dict[str, Any]:

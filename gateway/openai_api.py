@@ -14,6 +14,7 @@ from gateway.body import parse_object
 from gateway.canonical import parse_messages, parse_tools
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
+from gateway.hints import mark_seconds
 from gateway.openai_answers import ChatAnswer, CompletionAnswer
 from gateway.openai_params import (
     MAX_CHOICES,
@@ -49,15 +50,10 @@ async def _answer(
     model = gateway.client.model()
     read = partial(_read, gateway, model, body, kind)
     with gateway.metrics.tokenize.time():
-        params, prompts, conversation, grammar = await gateway.in_thread(read)
+        params, prompts, conversation, grammar = await gateway.in_thread(read, body)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     make = ChatAnswer if kind == "chat" else CompletionAnswer
-    answer = make(
-        request_id,
-        params.model or gateway.model_names[0],
-        gateway.maker.token_bytes,
-        usage_asked=params.include_usage,
-    )
+    answer = make(request_id, params.model or gateway.model_names[0], gateway.maker.token_bytes, params)
     requests = _requests(request_id, prompts, params, gateway.maker, model, grammar)
     absorbed = conversation if params.cache_prompt is not False else None
     reader = _AS_TEXT if conversation is None else _reader(gateway, conversation, prompts[0], params)
@@ -106,7 +102,13 @@ def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewayS
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = template_variables(params.chat_template_kwargs, params.reasoning_effort, params.enable_thinking)
-    return Conversation(messages, tools, variables)
+    return Conversation(
+        messages,
+        tools,
+        variables,
+        session=params.prompt_cache_key or "",
+        head_seconds=mark_seconds(fields.get("tools")),
+    )
 
 
 def _prompts(value: object, vocab_size: int) -> list[str | array[int]]:

@@ -68,6 +68,7 @@ class CommonParams(BaseModel):
     stop: Annotated[Stops, BeforeValidator(_one_or_many, json_schema_input_type=Stop | Stops)] | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
+    return_progress: bool | None = None
 
     @property
     def choices(self) -> int:
@@ -118,6 +119,7 @@ class ChatParams(CommonParams):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -197,6 +197,7 @@ def input_components() -> dict[str, Schema]:
         fields["chat_template_kwargs"] = either(variables, NULL)
     for fields in (messages, responses):
         fields["n"] = {"enum": [1, None]}
+        del fields["stream_options"], fields["return_progress"]
     del messages["stop"]  # its name is `stop_sequences` there
     dialogue = {
         "messages": listed(ref("Message"), minItems=1),

@@ -33,7 +33,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
     """Raises `ServeError`."""
     model = gateway.client.model()
     with gateway.metrics.tokenize.time():
-        read = await gateway.in_thread(partial(_read, gateway, model, body))
+        read = await gateway.in_thread(partial(_read, gateway, model, body), body)
     params, prompt = read.params, read.prompt
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     name = params.model or gateway.model_names[0]
@@ -71,7 +71,7 @@ def _read(gateway: Gateway, model: ModelInfo, body: bytes) -> _Read:
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = template_variables(params.chat_template_kwargs, params.effort)
-    conversation = Conversation(messages, tools.functions, variables)
+    conversation = Conversation(messages, tools.functions, variables, session=params.prompt_cache_key or "")
     try:
         prompt = gateway.maker.chat(conversation, model)
     except RequestError as error:

@@ -20,6 +20,7 @@ from gateway.absorb import next_turn
 from gateway.answer import Answer, cache_line, cache_report
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
+from gateway.hints import hinted
 from gateway.metrics import GatewayMetrics
 from gateway.prompts import PromptMaker
 from gateway.reply import ReplyReader
@@ -37,6 +38,7 @@ _HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's o
 _LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
 _STOPPING = "the server is shutting down"
 _THREADS = 2
+_LARGE_BYTES = 1 << 20  # of a body: what is new in it may take a second to encode
 _REMEMBERED_IDS = 4096
 _AS_TEXT = ReplyReader()
 
@@ -57,6 +59,7 @@ class Gateway:
         self.metrics.watch(client)
         self.stopping = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
+        self._patient = ThreadPoolExecutor(1, thread_name_prefix="patient")  # what would hold the others up
         self._open = 0
         self._receiving: set[asyncio.Timeout] = set()
         self._ids: dict[str, None] = {}  # of the last requests, oldest first
@@ -64,9 +67,10 @@ class Gateway:
         self._all_ended.set()
         self.model_names = model_names(settings)
 
-    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Run pure work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, work: Callable[[], _Result], body: bytes) -> _Result:
+        """Run pure work on a body off the event loop. Large ones wait for one another, and small ones for none."""
+        threads = self._patient if len(body) > _LARGE_BYTES else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def receive(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Read a body within the time it may take. Raises `ServeError`; stopping does not wait for it."""
@@ -123,7 +127,8 @@ class Gateway:
         ended.cancel()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._patient):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def free_id(self, wanted: str) -> str:
         """The id itself, or with something added where one of the last requests had it.
@@ -153,6 +158,7 @@ class Gateway:
         `reader` takes the answer apart: `self.readers.reader(...)` for a chat.
         A `conversation` whose answer ends well is absorbed: what its next turn will send is computed in idle time.
         """
+        requests = [hinted(each, conversation, request.headers) for each in requests]
         with Turn(self.client, requests, self.maker.token_bytes, stops, reader) as turn:
             timing = _Timing(request[ARRIVED])
             response = (
@@ -179,7 +185,7 @@ class Gateway:
                 loop.call_soon_threadsafe(self.client.absorb, message)
 
         loop = asyncio.get_running_loop()
-        self._threads.submit(work)
+        self._patient.submit(work)
 
     async def _whole(self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing) -> web.Response:
         deltas: list[Delta] = []
@@ -219,12 +225,10 @@ class Gateway:
     ) -> None:
         said = time.monotonic()
         while True:
-            if gained:
-                events = answer.events(gained)
-            else:
-                # Not every event of the worker is news for the client.
-                silent = time.monotonic() - said >= self.settings.keepalive_seconds
-                events = answer.keep_alive if silent else b""
+            events = answer.progress(turn.prefill.take()) + answer.events(gained or ())
+            # Not every event of the worker is news for the client.
+            if not events and time.monotonic() - said >= self.settings.keepalive_seconds:
+                events = answer.keep_alive
             if events:
                 await response.write(events)
                 said = time.monotonic()

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from gateway.detokenizer import Detokenizer, StopStrings, TokenBytes
 from gateway.errors import failure
+from gateway.prefill import PrefillWatch
 from gateway.reply import CallStart, Part, ReasoningDelta, Reply, ReplyParser, ReplyReader, merged
 from gateway.worker_client import Cause, Event, WorkerClient
 from protocol.errors import ProtocolError, ServeError, WorkerFailure
@@ -19,6 +20,7 @@ from protocol.messages import (
     Failed,
     Finished,
     Generate,
+    Progress,
     TokenLogprob,
     Tokens,
 )
@@ -83,7 +85,9 @@ class Turn:
     ) -> None:
         self._client = client
         self._requests = {request.request_id: at for at, request in enumerate(requests)}
-        self._to_send = requests
+        self._to_send = list(requests)  # at first, and again those that found the queue full
+        self._by_id = {request.request_id: request for request in requests}
+        self.prefill = PrefillWatch(requests)
         self._n = requests[0].n
         self._queue: Queue[Event | ServeError] = Queue()
         self.prompts = self._running = len(requests)
@@ -101,12 +105,15 @@ class Turn:
     def __enter__(self) -> Turn:
         """Send everything. Raises `WorkerUnavailable`."""
         try:
-            for request in self._to_send:
-                self._client.submit(request, self._queue)
+            self._send()
         except BaseException:
             self._abandon()
             raise
         return self
+
+    def _send(self) -> None:
+        while self._to_send:
+            self._client.submit(self._to_send.pop(0), self._queue)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -151,10 +158,15 @@ class Turn:
             case ServeError():
                 raise event
             case Failed():
-                raise failure(event)
+                self._failed(event)
             case Accepted():
-                self.accepted[self._requests[event.request_id]] = event
+                prompt = self._requests[event.request_id]
+                self.accepted[prompt] = event
+                self.prefill.accepted(prompt, event.depth)
+            case Progress():
+                self.prefill.reached(self._requests[event.request_id], event.computed)
             case Tokens():
+                self.prefill.answered(self._requests[event.request_id])
                 return self._tokens(event)
             case Finished():
                 self.completion_tokens += event.completion_tokens
@@ -163,7 +175,14 @@ class Turn:
                 self.completed[self._requests[event.request_id]] = event
                 self._running -= 1
                 self._check_all_ended(event)
+                self._send()
         return []
+
+    def _failed(self, event: Failed) -> None:
+        """A prompt that finds the queue full waits for another one of its own turn to end, if one is there."""
+        self._to_send.append(self._by_id[event.request_id])
+        if event.code != "queue_full" or len(self._to_send) == self._running:
+            raise failure(event)
 
     def _tokens(self, event: Tokens) -> list[Delta]:
         number, choice = self._choice(event)

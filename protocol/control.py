@@ -64,6 +64,8 @@ class SlotInfo:
     used_age_seconds: float
     parent_slot: int | None  # the nearest shallower snapshot of the same conversation
     children: int
+    session: str = ""  # as the client's hint has it, see `Hint`
+    hold_seconds: float = 0.0  # after its last use, by the client's mark; 0 where there is none
 
 
 @dataclass(frozen=True, slots=True)

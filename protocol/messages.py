@@ -42,11 +42,9 @@ Reason = Literal[
     "flushed",
     "not_kept",
     "longer_than_prompt",
-    "below_minimum",
     "no_boundary",
     "stale",
     "restore_failed",
-    "fingerprint",
     "disabled",
 ]
 BoundaryKind = Literal["head", "message", "interior"]
@@ -97,6 +95,25 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A boundary that a client has marked: what is kept there should stay for so many seconds after its last use."""
+
+    end: int
+    seconds: Annotated[int, Field(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a client says about the further use of a prompt. It may keep a snapshot longer, and never finds one.
+
+    `session` is a short digest of the client's own name for the conversation; "" where it has none.
+    """
+
+    session: str = ""
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """gateway -> worker: start one request of `n` choices.
 
@@ -110,6 +127,7 @@ class Generate:
     n: int = 1
     cache_prompt: bool = True
     tenant: str = ""
+    hint: Hint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import time
 
 from protocol.messages import Boundary
 from worker.metrics import WorkerMetrics
+from worker.retention import Retention
 from worker.sequence_states import SequenceStates
 from worker.sequences import Request
 from worker.slots import Reservation
@@ -25,6 +26,7 @@ class Commits:
         self._store = store
         self._states = SequenceStates(store)
         self._keeping = Keeping(store)
+        self._retention = Retention(store)
         self._metrics = metrics
         self._absorbed = absorbed
 
@@ -62,6 +64,7 @@ class Commits:
         if request.caching:
             message = request.message
             self._keeping.note(message.tenant, message.token_ids, message.boundaries, request.computed)
+            self._retention.note(message)
 
     def cut_off(self, request: Request) -> None:
         """A prefill ends early: keep its deepest finished boundary, so that a retry does not start from zero."""

@@ -52,6 +52,8 @@ class Snapshot:
     state: int | None = None
     pinned: bool = False
     leaving: EvictionCause | None = None
+    session: str = ""  # hints of clients: see `worker.retention`
+    hold_seconds: float = 0.0
 
     @property
     def unproven(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from protocol.control import Removed
 from protocol.messages import Boundary
 from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
+from worker.retention import Retention
 from worker.slots import EvictionCause, Reservation, Snapshot
 from worker.snapshots import SnapshotStore
 
@@ -18,6 +19,7 @@ class Clearing:
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
+        self._retention = Retention(store)
 
     def make_room(self, blocks_needed: int, protect: Collection[int] = frozenset()) -> bool:
         """Evict until `blocks_needed` blocks are free. False, and nothing evicted, where that cannot be had."""
@@ -27,7 +29,10 @@ class Clearing:
             return True
         if short > store.held_count:
             return False
-        victims = choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.pause)
+        held = self._retention.held()
+        victims = self._victims({*protect, *held}, short)
+        if victims is None and held:  # hints go no further than this
+            victims = self._victims(protect, short)
         if victims is None:
             return False
         *whole, last = victims
@@ -36,6 +41,10 @@ class Clearing:
             store.remove([last], "blocks")
         store.index.trim()
         return True
+
+    def _victims(self, protect: Collection[int], short: int) -> list[int] | None:
+        store = self._store
+        return choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.pause)
 
     def _shorten(self, snapshot: Snapshot, blocks_short: int) -> bool:
         """Where states are divisible, let only the end of a snapshot go: what lies before a known boundary stays.
@@ -74,7 +83,8 @@ class Clearing:
     def slot_for(self, reservation: Reservation) -> int | None:
         """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
         store = self._store
-        candidates = [c for c in self._candidates(reservation.protect) if not c.fixed]
+        protect = reservation.protect | self._retention.held()
+        candidates = [c for c in self._candidates(protect) if not c.fixed]
         victim = self._victim(reservation, candidates)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
@@ -87,7 +97,7 @@ class Clearing:
         store, states = self._store, self._store.states
         assert states is not None
         if not states.free_count:
-            candidates = self._with_states(reservation.protect)
+            candidates = self._with_states(reservation.protect | self._retention.held())
             victim = self._victim(reservation, candidates)
             if victim is None:
                 store.aborts["not_worth" if candidates else "no_state"] += 1
@@ -102,7 +112,9 @@ class Clearing:
         if needed - states.free_count > len(self._with_states(protect)):
             return False
         while states.free_count < needed:
-            victim = choose_for_slot(self._with_states(protect), pause=store.pause)
+            held = self._retention.held()
+            going = self._with_states({*protect, *held}) or self._with_states(protect)
+            victim = choose_for_slot(going, pause=store.pause)
             assert victim is not None
             store.remove([victim], "states")
         store.index.trim()
@@ -205,7 +217,7 @@ class Clearing:
                     end=node.end,
                     interior=interior,
                     anchor=node.kind == "head" or node.is_branch,
-                    returned=snapshot.returned or node.hits > 0,
+                    returned=snapshot.returned or node.hits > 0 or bool(snapshot.session),
                     unproven=snapshot.unproven,
                     idle_seconds=now - (node.asked_at if interior else node.used_at),
                     last_used=node.last_used,

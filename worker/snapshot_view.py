@@ -72,6 +72,8 @@ def _snapshot_info(
         used_age_seconds=now - node.used_at,
         parent_slot=parent_slot,
         children=children,
+        session=snapshot.session,
+        hold_seconds=snapshot.hold_seconds,
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
-from fake_worker import FakeWorker, ids_of, say
+import pytest
+from fake_worker import Call, FakeWorker, ids_of, say
 from served import Served
 
 
@@ -62,3 +65,41 @@ async def test_a_stream_of_two_prompts_tells_them_apart(served: Served, worker: 
             texts[choice["index"]] += choice["text"]
     assert texts == {0: "Hello there!", 1: "Hello there!"}
     assert events[-1]["usage"]["prompt_tokens"] == 2
+
+
+def room_for(worker: FakeWorker, most: int) -> Callable[[Call], Awaitable[None]]:
+    """A script: as `say`, but a request that finds `most` others open is refused."""
+    open_now = 0
+
+    async def script(call: Call) -> None:
+        nonlocal open_now
+        if open_now >= most:
+            await call.fail("queue_full", "too many are waiting")
+            return
+        open_now += 1
+        await asyncio.sleep(0.01)  # the others come meanwhile
+        open_now -= 1
+        await say("Done.")(call)
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_of_one_body_wait_for_each_other_where_the_queue_is_short(
+    served: Served, worker: FakeWorker, stream: bool
+):
+    worker.script = room_for(worker, 2)
+    response = await served.post("/v1/completions", {"prompt": ["a", "b", "c", "d"], "stream": stream})
+    text = await response.text()
+    assert response.status == 200
+    if stream:
+        assert text.endswith("data: [DONE]\n\n")
+    else:
+        assert [choice["text"] for choice in json.loads(text)["choices"]] == ["Done."] * 4
+
+
+async def test_a_queue_that_others_fill_refuses_all_prompts(served: Served, worker: FakeWorker):
+    worker.script = room_for(worker, 0)
+    response = await served.post("/v1/completions", {"prompt": ["a", "b"]})
+    assert response.status == 429
+    assert len(worker.requests) == 2

@@ -20,6 +20,7 @@ from gateway.config import GatewaySettings
 from gateway.conversation import Conversation, Message, ToolCall
 from gateway.model_files import ModelFiles
 from gateway.openai_answers import ChatAnswer
+from gateway.openai_params import ChatParams
 from gateway.prompts import PromptMaker
 from gateway.renderer import Renderer
 from gateway.reply import Reply
@@ -205,7 +206,7 @@ def answered(
     reader = ReplyReaders(made, GatewaySettings()).reader(conversation, made.chat(conversation, LARGE))
     parser = reader.parser()
     parts = (*parser.feed(text), *parser.finish())
-    answer = ChatAnswer("r", "tiny", made.token_bytes, usage_asked=False)
+    answer = ChatAnswer("r", "tiny", made.token_bytes, ChatParams())
     message = answer._whole_choice(Delta(0, text, parts, (), "tool_calls"))["message"]
     return conversation, Reply.of(parts), message
 

@@ -1,0 +1,172 @@
+"""Hints of clients: what they keep, how much of it, and that they never change what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshot_rig import Engine, Prompt, chat, one_shot, prompt, words
+
+from protocol.messages import Generate, Hint, Mark, Sampling
+from worker.retention import BUDGET, Retention
+from worker.snapshot_view import slot_info
+
+
+def play(engine: Engine, request: Prompt, hint: Hint | None = None) -> tuple[int, str, str]:
+    """One request with a hint; where it started, and why."""
+    run = engine.play(request)
+    note(engine, request, hint)
+    return run.lookup.depth, run.lookup.outcome, run.lookup.reason
+
+
+def note(engine: Engine, request: Prompt, hint: Hint | None) -> None:
+    message = Generate("r", request.ids, request.boundaries, Sampling(1), tenant=request.tenant, hint=hint)
+    Retention(engine.store).note(message)
+
+
+def marked(request: Prompt, seconds: int = 300, *ends: int) -> Hint:
+    return Hint(marks=tuple(Mark(end, seconds) for end in ends or (request.boundaries[0].end,)))
+
+
+def held_blocks(engine: Engine) -> set[int]:
+    held = Retention(engine.store).held()
+    return {block for slot in held for block in engine.store.known(slot).blocks}
+
+
+def crowd(engine: Engine, count: int = 40) -> None:
+    """So many other conversations, each asked twice, over some time."""
+    for who in range(count):
+        other = prompt(words(500 + who, 30), words(600 + who, 20))
+        for _ in range(2):
+            engine.play(other)
+            engine.clock.now += 5
+
+
+def test_a_marked_head_outlives_a_crowd_and_an_unmarked_one_does_not():
+    for hinted in (True, False):
+        engine = Engine(8)
+        request = chat(2)
+        play(engine, request, marked(request) if hinted else None)
+        crowd(engine)
+        assert (30 in engine.kept() and play(engine, chat(1, who=77))[0] == 30) is hinted
+
+
+def test_a_mark_on_a_message_holds_for_its_time_after_the_last_use():
+    engine = Engine(8)
+    request = chat(2)
+    end = request.last.end
+    play(engine, request, marked(request, 300, end))
+    engine.clock.now += 299
+    assert {engine.store.known(slot).tokens for slot in Retention(engine.store).held()} == {end}
+    engine.play(chat(3))  # passes it
+    engine.clock.now += 299
+    assert Retention(engine.store).held()
+    engine.clock.now += 2
+    assert not Retention(engine.store).held()
+
+
+def test_a_longer_mark_is_not_shortened_by_a_later_request():
+    engine = Engine(8)
+    request = chat(2)
+    for seconds in (3600, 300):
+        play(engine, request, marked(request, seconds, request.last.end))
+    engine.clock.now += 3000
+    assert Retention(engine.store).held()
+
+
+def test_a_session_counts_as_a_conversation_that_comes_back():
+    kept = []
+    for hint in (None, Hint("1234abcd")):
+        engine = Engine(2)
+        named, other = prompt(words(1, 30), head=False), prompt(words(2, 40), head=False)
+        play(engine, named, hint)
+        engine.clock.now += 10
+        engine.play(other)
+        engine.play(prompt(words(3, 35), head=False))
+        kept.append(30 in engine.kept())
+    assert kept == [False, True]
+
+
+def test_what_is_held_goes_rather_than_a_request_fails():
+    engine = Engine(8, blocks=32)
+    request = prompt(words(1, 20), words(2, 10))
+    play(engine, request, marked(request))
+    assert Retention(engine.store).held()
+    large = prompt(words(3, 4 * 31), head=False, tail=())
+    engine.play(large)
+    assert not Retention(engine.store).held()
+
+
+def test_flush_and_evict_do_not_ask_for_marks():
+    engine = Engine(8)
+    request = chat(2)
+    play(engine, request, marked(request))
+    assert not engine.clearing.flush().busy
+    assert engine.kept() == []
+
+
+def test_an_operator_sees_them():
+    engine = Engine(8)
+    request = chat(1)
+    play(engine, request, Hint("1234abcd", marked(request, 3600).marks))
+    (head,) = engine.slots_at(30)
+    info = slot_info(engine.store, head)
+    assert (info.session, info.hold_seconds) == ("1234abcd", 3600)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_few_slots_hold_nothing(slots: int):
+    engine = Engine(slots)
+    request = chat(1)
+    play(engine, request, marked(request))
+    assert not Retention(engine.store).held()
+
+
+turn = st.tuples(
+    st.integers(0, 3),  # whose conversation
+    st.integers(1, 4),  # turns
+    st.sampled_from(["", "aaaaaaaa", "bbbbbbbb"]),
+    st.sets(st.integers(0, 4), max_size=3),  # marked boundaries
+    st.sampled_from([300, 3600]),
+    st.integers(0, 400),  # seconds that pass
+)
+
+
+def hint_for(request: Prompt, session: str, at: set[int], seconds: int) -> Hint:
+    ends = sorted(request.boundaries[i].end for i in at if i < len(request.boundaries))
+    return Hint(session, tuple(Mark(end, seconds) for end in ends))
+
+
+def conversation(who: int, turns: int) -> Prompt:
+    return chat(turns, size=7, head=words(90 + who % 2, 9), who=100 + 10 * who)
+
+
+@settings(max_examples=60)
+@given(st.lists(turn, max_size=12))
+def test_where_there_is_room_hints_change_no_lookup_at_all(turns: Sequence[tuple]):
+    with_hints, without = Engine(64), Engine(64)
+    for who, length, session, at, seconds, pause in turns:
+        request = conversation(who, length)
+        assert play(with_hints, request, hint_for(request, session, at, seconds)) == play(without, request)
+        for engine in (with_hints, without):
+            engine.clock.now += pause
+    assert with_hints.kept() == without.kept()
+
+
+@settings(max_examples=60)
+@given(st.lists(turn, max_size=14), st.integers(0, 9), st.integers(30, 60))
+def test_where_there_is_not_the_budget_is_kept_and_what_is_found_is_right(
+    turns: Sequence[tuple], slots: int, blocks: int
+):
+    """The engine checks every restored state against the tokens it was found for."""
+    engine = Engine(slots, blocks)
+    for who, length, session, at, seconds, pause in turns:
+        request = conversation(who, length)
+        depth, *_ = play(engine, request, hint_for(request, session, at, seconds))
+        assert depth in {0, *(boundary.end for boundary in request.boundaries)}
+        assert len(Retention(engine.store).held()) <= slots // BUDGET
+        assert len(held_blocks(engine)) <= blocks // BUDGET
+        engine.clock.now += pause
+    engine.play(one_shot(400, 4 * blocks - 9))  # whatever is held, a request that fits is served
