@@ -84,8 +84,12 @@ class Admission:
         if message.sampling.max_tokens < 1:
             return "invalid", "max_tokens must be at least 1"
         if len(ids) >= self.context_tokens:
-            limit = "a context" if self.context_tokens == self._max_model_len else "kv_memory"
-            return "too_long", f"prompt of {len(ids)} tokens leaves no room in {limit} of {self.context_tokens}"
+            limit = "the context" if self.context_tokens == self._max_model_len else "kv_memory"
+            # The wording by which clients know that they must compact, as the gateway has it.
+            return "too_long", (
+                f"prompt is too long: {len(ids)} tokens > {self.context_tokens - 1} maximum; "
+                f"{limit} holds {self.context_tokens} tokens, and the answer needs at least one"
+            )
         if len(self.waiting) >= self._max_waiting:
             return "queue_full", f"{len(self.waiting)} requests are waiting already"
         return None

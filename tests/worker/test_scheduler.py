@@ -93,7 +93,7 @@ def test_a_stop_token_is_counted_and_not_sent():
         ({"ends": [2, 2]}, "invalid", "rise"),
         ({"ends": [4]}, "invalid", "rise"),
         ({"ends": [0]}, "invalid", "rise"),
-        ({"token_ids": [1] * 40}, "too_long", "a context of 40"),
+        ({"token_ids": [1] * 40}, "too_long", "the context holds 40"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(changes, code, word):
@@ -117,7 +117,10 @@ def test_what_cannot_be_served_is_refused_at_once(changes, code, word):
 def test_a_prompt_that_only_the_pool_is_too_small_for_is_told_so():
     rig = Rig(blocks=4)
     end = rig.end(rig.serve(one(1, 15)))
-    assert (end.code, end.message) == ("too_long", "prompt of 16 tokens leaves no room in kv_memory of 16")
+    assert (end.code, end.message) == (
+        "too_long",
+        "prompt is too long: 16 tokens > 15 maximum; kv_memory holds 16 tokens, and the answer needs at least one",
+    )
 
 
 def test_the_queue_is_bounded():
