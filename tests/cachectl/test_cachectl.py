@@ -42,14 +42,14 @@ def test_show_one_slot(cachectl):
     assert "1.5m ago" in out
 
 
-def test_tree_indents_by_level(cachectl):
+def test_tree_puts_each_under_the_one_it_extends(cachectl):
     code, out, _ = cachectl("tree")
     assert code == DONE
     assert out.splitlines() == [
-        "SNAPSHOT           TOKENS  MSGS  KIND     HITS  FLAGS",
-        "slot 1 00000001       100     2  message     5",
-        "  slot 2 00000002     200     2  message     5  busy",
-        "  slot 3 00000003     300     2  message     5  pinned",
+        "SNAPSHOT           PARENT  TOKENS  MSGS  KIND     HITS  FLAGS",
+        "slot 1 00000001         -     100     2  message     5",
+        "└ slot 2 00000002       1     200     2  message     5  busy",
+        "└ slot 3 00000003       1     300     2  message     5  pinned",
     ]
 
 
