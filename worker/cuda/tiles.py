@@ -45,6 +45,7 @@ class Tiles:
     skinny: dict[int, Tile]  # by the rows of `SKINNY_ROWS`
     skinny_gated: dict[int, Tile]  # two products side by side
     processors: int
+    hopper: bool = False  # prefill attention has a kernel of its own (compute capability 9.0)
     early: bool = False
     ahead: int = 0  # inputs whose weights a product that starts early has brought to the cache
 
@@ -62,11 +63,11 @@ def tiles_for(device: torch.device) -> Tiles:
     properties = torch.cuda.get_device_properties(device)
     processors, early = properties.multi_processor_count, properties.major >= 9
     if properties.major == 9 or (properties.major, properties.minor) in ((8, 0), (10, 0), (10, 3)):
-        return _roomy(processors, early)
+        return _roomy(processors, early, hopper=properties.major == 9)
     return _small(processors, early)
 
 
-def _roomy(processors: int, early: bool) -> Tiles:
+def _roomy(processors: int, early: bool, hopper: bool) -> Tiles:
     """For 160 kB of shared memory and more."""
     return Tiles(
         prefill=Tile(128, 128, 0, 8, 2),
@@ -78,6 +79,7 @@ def _roomy(processors: int, early: bool) -> Tiles:
         skinny={rows: Tile(rows, 64, 128, 4, 6) for rows in SKINNY_ROWS},
         skinny_gated={rows: Tile(rows, 64, 128, 4, 4) for rows in SKINNY_ROWS},
         processors=processors,
+        hopper=hopper,
         early=early,
         ahead=256 if early else 0,
     )

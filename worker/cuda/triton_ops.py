@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.cuda import attention_kernels, product_kernels, row_kernels
+from worker.cuda.hopper_attention import ROWS, HopperAttention, try_hopper
 from worker.cuda.ops import Places, split_count
 from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
 from worker.heads import HeadNorms
@@ -31,6 +32,7 @@ class TritonOps:
         self._tiles = tiles
         self._prefill_split = prefill_split
         self._decode_split = decode_split
+        self._hoppers: dict[int, HopperAttention | None] = {}  # by head size, once there was one
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)
@@ -112,40 +114,64 @@ class TritonOps:
     def attend_prefill(
         self, q: Tensor, places: Places, pool: Tensor, longest: int, window: int | None = None
     ) -> Tensor:
+        return self._attend_prefill(q, places, pool, longest, self._hopper_for(pool, window), window)
+
+    def _hopper_for(self, pool: Tensor, window: int | None) -> HopperAttention | None:
+        """What computes attention over this pool in place of our other kernel, tried when it is first needed."""
+        if not self._tiles.hopper or not HopperAttention.serves(pool, window):
+            return None
+        dim = pool.shape[4]
+        if dim not in self._hoppers:
+            self._hoppers[dim] = try_hopper(self._attend_prefill, pool.device, dim)
+        return self._hoppers[dim]
+
+    def _attend_prefill(
+        self,
+        q: Tensor,
+        places: Places,
+        pool: Tensor,
+        longest: int,
+        hopper: HopperAttention | None,
+        window: int | None = None,
+    ) -> Tensor:
         _, kv_heads, _, block, dim = pool.shape
         rows, heads = len(places.positions), q.shape[1] // dim
         group, tile, split = heads // kv_heads, self._tiles.prefill_for(dim), self._prefill_split
         out = torch.empty_like(q)
-        tiles = -(-rows * group // tile.rows)
+        tiles = -(-rows * group // (tile.rows if hopper is None else ROWS))
         splits = split_count(longest, split)
         # Few rows: one program a split, unless windows are few keys. Either way has the same bits.
         apart = splits > 1 and tiles * kv_heads < 2 * self._tiles.processors and window is None
         parts = q.new_empty(splits if apart else int(splits > 1), rows, heads, dim, dtype=torch.float32)
         sums = q.new_empty(splits if apart else 0, 2, rows, heads, dtype=torch.float32)
-        attention_kernels.prefill_kernel[(tiles, kv_heads, splits if apart else 1)](
-            q,
-            pool[0],
-            pool[1],
-            places.tables,
-            places.span,
-            out,
-            parts,
-            sums,
-            rows,
-            1 if apart else splits,
-            pool.stride(1),
-            _LOG2_E / math.sqrt(dim),
-            heads,
-            group,
-            dim,
-            block,
-            split,
-            tile.rows,
-            tile.columns,
-            window or 0,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        grid, each = (tiles, kv_heads, splits if apart else 1), 1 if apart else splits
+        if hopper is not None:
+            hopper.launch(q, places, pool, out, parts, sums, grid, each, split)
+        else:
+            attention_kernels.prefill_kernel[grid](
+                q,
+                pool[0],
+                pool[1],
+                places.tables,
+                places.span,
+                out,
+                parts,
+                sums,
+                rows,
+                each,
+                pool.stride(1),
+                _LOG2_E / math.sqrt(dim),
+                heads,
+                group,
+                dim,
+                block,
+                split,
+                tile.rows,
+                tile.columns,
+                window or 0,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
         if apart:
             attention_kernels.merge_kernel[(rows, -(-heads // _MERGE_HEADS))](
                 parts, sums, places.span, out, rows, heads, dim, split, _MERGE_HEADS, window or 0, num_warps=4
