@@ -15,16 +15,18 @@ from client_bench import Client, say, system, user
 
 HEAD_TOKENS = 1000
 REPLY_TOKENS = 8
-HISTORY_TOKENS = 32_000
-TURN_TOKENS = 250
+HISTORY_TOKENS = 30_500  # at the first turn that is measured: 32k at the middle one
+TURN_TOKENS = 250  # a turn has more than before it: question, answer and what the template adds
 TURNS = 12
 CUT_MESSAGES = 16  # the last ones, kept behind its head where a history is cut
 WINDOWS = 3
 WINDOW_TOKENS = 7000
 WINDOW_TURN_TOKENS = 200
 WINDOW_ROUNDS = 8
-COLD_TOKENS = {"cold_2k": 2048, "cold_8k": 8192, "cold_32k": 32_700}
+COLD_TOKENS = {"cold_2k": 2048, "cold_8k": 8192, "cold_32k": 32_600}
 COLD_RUNS = 3
+# What a message has beside its text, about: the label of the text and the marks of the template.
+LABEL_TOKENS = 22
 DECODE_TOKENS = 256
 STREAMS = {"decode_1": 1, "decode_8": 8, "decode_32": 32, "decode_64": 64}
 
@@ -57,7 +59,7 @@ class LongFigures:
         outside = "  of that outside the worker: gateway, sockets, client"
         return (
             ("start to ready", "start", "s"),
-            (f"first token, {HISTORY_TOKENS // 1000}k history + {TURN_TOKENS} a turn", "chat", "ms"),
+            (f"first token, 32k history + {TURN_TOKENS} a turn", "chat", "ms"),
             (outside, "chat_outside", "ms"),
             (
                 f"first token, {WINDOWS} windows of {WINDOW_TOKENS // 1000}k + {WINDOW_TURN_TOKENS}",
@@ -134,14 +136,12 @@ class LongBench(Client):
         return answers[WINDOWS:]
 
     async def cold(self, tokens: int) -> list[Answer]:
-        return [
-            await self.ask([user(self.texts.make(f"cold {tokens} {run}", tokens))], 1) for run in range(COLD_RUNS)
-        ]
+        return [await self.ask([user(self._text(f"cold {tokens} {run}", tokens))], 1) for run in range(COLD_RUNS)]
 
     async def decode(self, streams: int) -> float:
         """Milliseconds a token of each stream, while all of them run."""
         for run in range(2):  # the first one warms up
-            questions = [self.texts.make(f"decode {streams} {run} {s}", 32) for s in range(streams)]
+            questions = [self._text(f"decode {streams} {run} {s}", 64) for s in range(streams)]
             answers = await asyncio.gather(
                 # While others still start, the first ones run: they must not end before all have begun.
                 *(self.ask([user(text)], DECODE_TOKENS + 4 * streams, ignore_eos=True) for text in questions)
@@ -150,15 +150,19 @@ class LongBench(Client):
 
     async def _turn(self, messages: Messages, label: str, tokens: int) -> Answer:
         """Ask something more; the question and the answer become part of the conversation."""
-        messages.append(user(self.texts.make(label, tokens)))
+        messages.append(user(self._text(label, tokens - REPLY_TOKENS - 4)))
         answer = await self.ask(messages, REPLY_TOKENS)
         messages.append({"role": "assistant", "content": answer.text})
         return answer
 
+    def _text(self, label: str, tokens: int) -> str:
+        """The text of a message of about so many tokens in all."""
+        return self.texts.make(label, tokens - LABEL_TOKENS)
+
     def _history(self, label: str, tokens: int, each: int) -> Messages:
         """Messages of `each` tokens, by turns the user's and the assistant's."""
         count = tokens // each // 2 * 2
-        texts = [self.texts.make(f"{label} message {index}", each) for index in range(count)]
+        texts = [self._text(f"{label} message {index}", each) for index in range(count)]
         roles = ("user", "assistant")
         return [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
 
