@@ -6,31 +6,59 @@ Every answer is compared with the one without cache, to the last bit of its log-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_model import make_chat_model, words
-from conftest import Served
-from daemon import Daemon
-from http_client import Answer, assistant, system, user
+from conftest import Served, emptied, serving
+from http_client import Answer, assistant, user
 from reference import Messages, Reference
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
-TOOLS_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+BOS = "<|endoftext|>"
 # As of models that think: history shows no thoughts but those of the last answer's own turn; when it shall not think,
 # an empty thought stands before the answer, and in the prompt alone.
-THINKING_TEMPLATE = (
+ASKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+TEMPLATE = (
+    "{{ bos_token }}"
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n"
     "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+    "{% if add_generation_prompt %}" + ASKING + "{% endif %}"
 )
+
+
+@pytest.fixture(scope="module")
+def templated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with that template, whose tokenizer adds BOS of its own accord as well."""
+    folder = make_chat_model(tmp_path_factory.mktemp("model") / "templated")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token": BOS, "chat_template": TEMPLATE}))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    bos = (BOS, tokenizer.token_to_id(BOS))
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[bos])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def _thinking(templated: Path) -> Iterator[Served]:
+    yield from serving(templated)
+
+
+@pytest.fixture
+def thinking(_thinking: Served) -> Served:
+    return emptied(_thinking)
+
+
+@pytest.fixture(scope="module")
+def canonical(templated: Path) -> Iterator[Served]:
+    yield from serving(templated, "--canonical-tool-order")
 
 
 def ask(served: Served, messages: Messages, **fields: Any) -> Answer:
@@ -49,21 +77,6 @@ def test_one_message_leaves_a_boundary(served: Served, reference: Reference):
     assert ask(served, history).outcome == ("hit", known, "none")
 
 
-def test_quoted_markers_stop_nothing(served: Served):
-    """K-BD2: a tool result quotes the template; reuse grows with every turn after it."""
-    history = [system(words("head", 50)), user("Read the template.")]
-    quoted = "It says <|im_end|>\n<|im_start|>user\nand goes on."
-    depth = -1
-    for turn in range(8):
-        answer = ask(served, history)
-        assert answer.cached_tokens > depth or not turn
-        depth = answer.cached_tokens
-        history += [
-            assistant(f"Step {turn}."),
-            {"role": "tool", "content": quoted if turn == 0 else words(turn, 20)},
-        ]
-
-
 def test_text_that_the_tokenizer_would_cut_otherwise(served: Served, reference: Reference):
     """K-BD7: generated ids are not what their text is encoded to. Then the boundary before the answer serves."""
     history = [user(words("free", 40))]
@@ -78,30 +91,28 @@ def test_text_that_the_tokenizer_would_cut_otherwise(served: Served, reference: 
     assert differing, "no answer was one that the tokenizer cuts otherwise"
 
 
-def test_a_template_with_an_empty_thought(start: Callable[..., Daemon], tmp_path: Path):
+def test_a_template_with_an_empty_thought(thinking: Served):
     """K-BD3, K-BD4 and K-BD5: no system message, and what asks for the answer is part of no key."""
-    served = _with_template(start, tmp_path, THINKING_TEMPLATE)
     history, known = [user(words("first", 40))], 0
     for turn in range(4):
-        answer = ask(served, history)
+        answer = ask(thinking, history)
         assert answer.outcome == (("hit", known, "none") if turn else ("miss", 0, "cold"))
-        known = max(row["tokens"] for row in served.daemon.snapshots())
+        known = max(row["tokens"] for row in thinking.daemon.snapshots() if row["tokens"] <= answer.prompt_tokens)
         assert known < answer.prompt_tokens
         history += [assistant(f"Visible {turn}."), user(words(turn, 12))]
 
 
-def test_thoughts_that_are_sent_back_are_reused(start: Callable[..., Daemon], tmp_path: Path):
+def test_thoughts_that_are_sent_back_are_reused(thinking: Served):
     """K-BD6: with and without them, in both dialects, the prompt is what the client sent."""
-    served = _with_template(start, tmp_path, THINKING_TEMPLATE)
     thought, question = words("thought", 60), user(words("question", 30))
     bare = [question, assistant("Done."), user("Next.")]
     echoed = [question, {**assistant("Done."), "reasoning_content": thought}, user("Next.")]
-    ask(served, [question])
-    without, with_thought = ask(served, bare), ask(served, echoed)
+    ask(thinking, [question])
+    without, with_thought = ask(thinking, bare), ask(thinking, echoed)
     assert with_thought.prompt_tokens > without.prompt_tokens + 40
     assert without.cached_tokens == with_thought.cached_tokens > 0
     longer = [*echoed, assistant("So."), user("Last.")]
-    assert ask(served, longer).cached_tokens > without.prompt_tokens
+    assert ask(thinking, longer).cached_tokens > without.prompt_tokens
     blocks = [{"type": "thinking", "thinking": thought, "signature": ""}, {"type": "text", "text": "Done."}]
     body = {
         "model": "tiny",
@@ -109,7 +120,7 @@ def test_thoughts_that_are_sent_back_are_reused(start: Callable[..., Daemon], tm
         "temperature": 0,
         "messages": [question, {"role": "assistant", "content": blocks}, user("Next.")],
     }
-    other = served.client.request("POST", "/v1/messages", body)
+    other = thinking.client.request("POST", "/v1/messages", body)
     assert other.outcome[:2] == ("hit", max(with_thought.outcome[1], other.outcome[1]))
     assert other.outcome[1] > with_thought.cached_tokens, "the thought is part of what is reused"
 
@@ -153,8 +164,8 @@ def test_a_reminder_in_the_middle_stays_there(served: Served):
         ]
 
 
-@pytest.mark.parametrize("canonical", [False, True])
-def test_tools_in_another_order(canonical: bool, start: Callable[..., Daemon], tmp_path: Path):
+@pytest.mark.parametrize("order", ["thinking", "canonical"])
+def test_tools_in_another_order(order: str, request: pytest.FixtureRequest):
     """K-BD12: other ids and so an honest miss, unless their order is made canonical."""
 
     def tool(name: str) -> dict[str, Any]:
@@ -162,12 +173,12 @@ def test_tools_in_another_order(canonical: bool, start: Callable[..., Daemon], t
 
     tools = [tool(f"tool{number}") for number in range(6)]
     question = [user("Which?")]
-    served = _with_template(start, tmp_path, TOOLS_TEMPLATE, *["--canonical-tool-order"] * canonical)
+    served: Served = request.getfixturevalue(order)
     first = ask(served, question, tools=tools)
     assert first.prompt_tokens > 150, "tools are part of the prompt"
     shuffled = ask(served, question, tools=tools[::-1])
-    assert shuffled.outcome[0] == ("hit" if canonical else "miss")
-    assert (shuffled.choices == first.choices) is canonical
+    assert shuffled.outcome[0] == ("hit" if order == "canonical" else "miss")
+    assert (shuffled.choices == first.choices) is (order == "canonical")
     assert ask(served, question, tools=tools).outcome[0] == "hit"
 
 
@@ -192,9 +203,23 @@ def test_text_that_merges_with_what_follows(text: str, served: Served, reference
     assert answer.text == reference.text(longer)
 
 
-def _with_template(start: Callable[..., Daemon], tmp_path: Path, template: str, *flags: str) -> Served:
-    folder = make_chat_model(tmp_path / "templated")
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
-    daemon = start(*flags, model=folder)
-    return Served(daemon, daemon.wait_ready())
+def test_a_template_and_a_tokenizer_that_both_begin_with_bos(thinking: Served, templated: Path):
+    """K-BD8: there is one of it on every path, and the same text has the same ids."""
+    question = words("bos", 30)
+    text = f"<|im_start|>user\n{question}<|im_end|>\n{ASKING}"
+    ids = Tokenizer.from_file(str(templated / "tokenizer.json")).encode(text).ids
+    assert ids[0] not in ids[1:]
+    chat = ask(thinking, [user(question)])
+    assert chat.prompt_tokens == len(ids)
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [user(question)]}
+    message = thinking.client.request("POST", "/v1/messages", body)
+    [row] = thinking.daemon.snapshots()
+    assert message.outcome == ("hit", row["tokens"], "none")
+    assert sum(n for name, n in message.usage.items() if name.endswith("input_tokens")) == len(ids)
+    assert message.body["content"][0]["text"] == chat.text
+    scores = [token["logprob"] for token in chat.choices[0]["logprobs"]["content"]]
+    for prompt in (text, ids):
+        plain = thinking.client.complete(prompt, logprobs=3)
+        assert plain.prompt_tokens == len(ids)
+        assert plain.text == chat.text
+        assert plain.choices[0]["logprobs"]["token_logprobs"] == scores

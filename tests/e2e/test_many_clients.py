@@ -15,9 +15,9 @@ from reference import Reference
 SCORED = {"logprobs": True, "top_logprobs": 2}
 
 
-def test_twenty_clients_with_few_slots(few_slots: Served, reference: Reference):
+def test_twenty_clients_with_four_slots(four_slots: Served, reference: Reference):
     """K-SE5: heads that differ in one word, edits and hang-ups; every answer is the one without cache."""
-    client = few_slots.client
+    client = four_slots.client
     common = words("instructions", 150)
 
     def live(number: int) -> list[tuple[list[dict], list[dict]]]:
@@ -42,7 +42,7 @@ def test_twenty_clients_with_few_slots(few_slots: Served, reference: Reference):
         assert choices == client.cold(messages, **SCORED).choices
     for messages, choices in (lives[0][-1], lives[19][0]):
         assert choices[0]["message"]["content"] == reference.text(messages)
-    stats = few_slots.daemon.wait_idle()
+    stats = four_slots.daemon.wait_idle()
     assert not any(stats["stale_drops"].values())
     assert stats["requests"]["failed"] == 0
     assert stats["cache_tokens"]["device"] > 0
@@ -78,8 +78,8 @@ def test_requests_with_the_same_new_head_at_once(served: Served, reference: Refe
     assert answers[3].text == reference.text(questions[3])
 
 
-def test_a_burst_past_the_queue_is_refused_with_a_time_to_come_back(start):
-    client = start("--max-running", "1", "--max-waiting", "2").wait_ready()
+def test_a_burst_past_the_queue_is_refused_with_a_time_to_come_back(strict: Served):
+    client = strict.client
     with client.stream([user("runs")], max_tokens=15_000, ignore_eos=True) as running:
         running.take_text(1)
         with ThreadPoolExecutor(8) as pool:

@@ -9,8 +9,6 @@ from conftest import Served
 from http_client import assistant, joined, system, user
 from reference import Reference
 
-from protocol.model_path import EMBEDDED_MODEL
-
 HEAD = system(
     "You are a helpful assistant for the staff of a small railway museum. Answer in one short sentence. "
     "The museum opens at nine and closes at five. It owns three steam engines, two diesel engines and a tram. "
@@ -40,14 +38,12 @@ def test_the_capital_of_france(real: Served, real_reference: Reference):
     assert on.choices[0]["finish_reason"] == "length"
 
 
-def test_packed_as_it_is_by_default_it_still_makes_sense(start):
-    daemon = start(model=EMBEDDED_MODEL)
-    served = Served(daemon, daemon.wait_ready())
+def test_packed_as_it_is_by_default_it_still_makes_sense(packed: Served):
     messages = [user("What is the capital of France?")]
-    answer = ask(served, messages)
+    answer = ask(packed, messages)
     assert "Paris" in answer.text
     messages += [assistant(answer.text), user("And of Italy?")]
-    later = ask(served, messages)
+    later = ask(packed, messages)
     assert later.outcome[0] == "hit"
     assert "Rome" in later.text
 

@@ -49,10 +49,8 @@ def test_models(served: Served, chat_model):
     assert served.client.chat(HELLO, model="gpt-4").body["model"] == "gpt-4", "any name is served, and echoed"
 
 
-def test_strict_model_names(start):
-    client = start(
-        "--strict-model", "--served-model-name", "house", "--served-model-name", "org/name"
-    ).wait_ready()
+def test_strict_model_names(strict: Served):
+    client = strict.client
     names = [entry["id"] for entry in client.get("/v1/models").body["data"]]
     assert names[:2] == ["house", "org/name"]
     assert client.get("/v1/models/org/name").status == 200

@@ -1,72 +1,30 @@
 """Conversations that share few slots, branch, come back and are cut: how other servers mixed them up.
 
-Played on a model whose layers all attend and on one whose layers recur. Every answer is compared with the one without
-cache, to the last bit of its log-probabilities, and the worker verifies every hit as well.
+Played on a model whose layers all attend and on one whose layers recur, growth on one whose layers slide as well.
+Every answer is compared with the one without cache, to the last bit of its log-probabilities, and the worker verifies
+every hit as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_model import END_ID, make_chat_model, words
+from chat_model import FAMILIES, words
 from conftest import Served
-from daemon import Daemon, until
+from daemon import until
 from http_client import Answer, assistant, system, user
-from reference import Messages, Reference, of_directory
+from reference import Messages, Reference
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
-FAMILIES = ("llama", "qwen3_5")
-WithSlots = Callable[[int], Served]
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("model") / request.param, family=request.param)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return of_directory(folder, END_ID)
-
-
-@pytest.fixture(scope="module")
-def _daemons(folder: Path) -> Iterator[WithSlots]:
-    running: dict[int, Served] = {}
-    with ExitStack() as stack:
-
-        def with_slots(slots: int) -> Served:
-            if slots not in running:
-                daemon = Daemon(folder, "--slots", slots, "--verify-hits", "1", "--kv-memory", "128MiB")
-                stack.callback(daemon.close)
-                running[slots] = Served(daemon, daemon.wait_ready())
-            return running[slots]
-
-        yield with_slots
-
-
-@pytest.fixture
-def with_slots(_daemons: WithSlots) -> Iterator[WithSlots]:
-    """Daemons with so many slots and an empty cache; afterwards no hit was wrong and nothing is left in use."""
-    used: list[Served] = []
-
-    def emptied(slots: int) -> Served:
-        served = _daemons(slots)
-        served.daemon.wait_idle()
-        served.daemon.flush()
-        used.append(served)
-        return served
-
-    yield emptied
-    for served in used:
-        stats = served.daemon.wait_idle()
-        assert stats["slots"]["restoring"] == stats["slots"]["writing"] == stats["slots"]["reserved"] == 0
-        assert not any(stats["stale_drops"].values())
-        assert served.daemon.cachectl("verify", "--wait").returncode == 0
+@pytest.fixture(scope="session", params=("llama", "qwen3_5"))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def ask(served: Served, messages: Messages, **fields: Any) -> Answer:
@@ -88,68 +46,71 @@ def all_at_once(served: Served, requests: Sequence[Messages]) -> list[Answer]:
 # Routing and slots
 
 
-def test_two_conversations_on_one_head_take_turns(with_slots: WithSlots, reference: Reference):
-    """K-RT2: a hit consumes nothing, and each return reuses all that is stored of the conversation."""
-    served, head = with_slots(4), system(words("shared", 300))
+def test_two_conversations_on_one_head_take_turns(four_slots: Served, reference: Reference):
+    """S4-d, S5-10 and K-RT2: a hit consumes nothing, and each return reuses all that is stored of the conversation."""
+    head = system(words("shared", 300))
     a, b = [head, user(words("a", 80))], [head, user(words("b", 90))]
-    ask(served, a)
-    ask(served, b)
+    ask(four_slots, a)
+    ask(four_slots, b)
     for _ in range(2):
         for history in (a, b):
             known = reference.history_tokens(history)
             history += [assistant("Well."), user("And then?")]
-            assert ask(served, history).outcome == ("hit", known, "none")
+            assert ask(four_slots, history).outcome == ("hit", known, "none")
 
 
-def test_a_conversation_and_a_longer_one_that_begins_like_it(with_slots: WithSlots, reference: Reference):
-    """K-RT3: the deepest match of either wins, however good a shorter one looks."""
-    served = with_slots(8)
+def test_a_conversation_and_a_longer_one_that_begins_like_it(roomy: Served, reference: Reference):
+    """S4-e and K-RT3: the deepest match of either wins, however good a shorter one looks."""
     short = [system(words("prefix", 60)), user(words("a", 40))]
     long = [*short, assistant("Yes."), user(words("b", 400)), assistant("No."), user(words("c", 100))]
-    ask(served, short)
-    ask(served, long)
+    ask(roomy, short)
+    ask(roomy, long)
     for turn in range(2):
         for history in (short, long):
             known = reference.history_tokens(history)
             history += [assistant(f"Answer {turn} to {len(history)}."), user(f"Go on {turn}.")]
-            assert ask(served, history).outcome == ("hit", known, "none")
+            assert ask(roomy, history).outcome == ("hit", known, "none")
 
 
-def test_four_conversations_that_look_alike(with_slots: WithSlots, reference: Reference):
+def test_four_conversations_that_look_alike(four_slots: Served, reference: Reference):
     """K-RT4: 95% in common is not the same; none gets the state of another, and the head always serves."""
-    served, head = with_slots(4), system(words("much in common", 500))
+    head = system(words("much in common", 500))
     histories = [[head, user(f"I am number {number}.")] for number in range(4)]
     for turn in range(3):
         for history in histories:
-            answer = ask(served, history)
+            answer = ask(four_slots, history)
             if turn or history is not histories[0]:
                 assert answer.outcome[1] >= reference.history_tokens([head])
             history += [assistant(answer.text), user(words(turn, 8))]
-    all_at_once(served, histories)
+    all_at_once(four_slots, histories)
 
 
-def test_unrelated_prompts_at_once_on_a_full_table(with_slots: WithSlots):
-    """K-RT5: what is not restored starts from nothing, also where every slot is taken."""
-    served = with_slots(2)
+@EVERY_FAMILY
+def test_unrelated_prompts_at_once_on_a_full_table(two_slots: Served):
+    """S4-g and K-RT5: what is not restored starts from nothing, also where every slot is taken."""
     for number in range(3):
-        ask(served, [system(words(f"full {number}", 50)), user(words(number, 60))])
-    answers = all_at_once(served, [[system(f"Number {n}."), user(words(f"u{n}", 5 + n))] for n in range(8)])
+        ask(two_slots, [system(words(f"full {number}", 50)), user(words(number, 60))])
+    answers = all_at_once(two_slots, [[system(f"Number {n}."), user(words(f"u{n}", 5 + n))] for n in range(8)])
     assert {answer.cached_tokens for answer in answers} == {0}
 
 
-def test_a_session_key_is_no_identity(with_slots: WithSlots):
+def test_a_session_key_is_no_identity(four_slots: Served):
     """K-RT7."""
-    served = with_slots(4)
     named = {"user": "somebody", "prompt_cache_key": "session", "metadata": {"session": "one"}}
-    ask(served, [system(words("one", 80)), user("First.")], **named)
-    other = ask(served, [system(words("two", 80)), user("Second.")], **named)
+    ask(four_slots, [system(words("one", 80)), user("First.")], **named)
+    other = ask(four_slots, [system(words("two", 80)), user("Second.")], **named)
     assert other.outcome[:2] == ("miss", 0)
-    assert ask(served, [system(words("two", 80)), user("Second.")]).outcome[0] == "hit", "the key is not needed"
+    assert ask(four_slots, [system(words("two", 80)), user("Second.")]).outcome[0] == "hit", (
+        "the key is not needed"
+    )
 
 
-def test_an_agent_that_grows_with_every_step(with_slots: WithSlots, reference: Reference):
-    """K-RT8: each step starts where the one before ended, on few slots, with other requests in between."""
-    served = with_slots(4)
+@pytest.mark.parametrize(
+    ("family", "slots"), [("llama", "four_slots"), ("qwen3_5", "four_slots"), ("gemma4", "roomy")]
+)
+def test_an_agent_that_grows_with_every_step(slots: str, request: pytest.FixtureRequest, reference: Reference):
+    """S3-11 and K-RT8: each step starts where the one before ended, on few slots, with other requests in between."""
+    served: Served = request.getfixturevalue(slots)
     history = [system(words("tools", 200)), user("Do it.")]
     known = 0
     for step in range(6):
@@ -160,40 +121,42 @@ def test_an_agent_that_grows_with_every_step(with_slots: WithSlots, reference: R
         ask(served, [user(f"A title for {step}?")])
 
 
-def test_more_conversations_than_slots_on_one_head(with_slots: WithSlots, reference: Reference):
-    """K-RT9: leaves go, the head that all share stays."""
-    served, head = with_slots(4), system(words("ancestor", 400))
+@EVERY_FAMILY
+def test_more_conversations_than_slots_on_one_head(two_slots: Served, reference: Reference):
+    """S3-7 and K-RT9: leaves go, the head that all share stays."""
+    head = system(words("ancestor", 400))
     for number in range(8):
-        answer = ask(served, [head, user(words(f"leaf {number}", 30))])
+        answer = ask(two_slots, [head, user(words(f"leaf {number}", 30))])
         if number:
             assert answer.outcome[1] == reference.history_tokens([head])
-    assert served.daemon.stats()["evictions"]["slots"] > 0
+    assert two_slots.daemon.stats()["evictions"]["slots"] > 0
 
 
 # Memory
 
 
-def test_a_commit_while_the_only_snapshot_is_being_restored(with_slots: WithSlots):
+def test_a_commit_while_the_only_snapshot_is_being_restored(one_slot: Served):
     """K-SM6: one slot, and requests that hit it side by side with some that want it."""
-    served, stem = with_slots(1), [user(words("the one", 200))]
-    ask(served, stem)
+    stem = [user(words("the one", 200))]
+    ask(one_slot, stem)
     for attempt in range(4):
         hits = [[*stem, assistant("Yes."), user(f"Hit {attempt} {n}")] for n in range(2)]
-        all_at_once(served, [*hits, [user(words(f"other {attempt}", 150))], [user(words(f"more {attempt}", 250))]])
-    assert served.daemon.stats()["snapshots"] <= 1
+        all_at_once(
+            one_slot, [*hits, [user(words(f"other {attempt}", 150))], [user(words(f"more {attempt}", 250))]]
+        )
+    assert one_slot.daemon.stats()["snapshots"] <= 1
 
 
-def test_marks_of_other_caches_mean_nothing(with_slots: WithSlots):
+def test_marks_of_other_caches_mean_nothing(four_slots: Served):
     """K-SM7: there is no time to live. A mark changes neither prompt nor answer, in either dialect."""
-    served = with_slots(4)
     mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
     plain = [{"type": "text", "text": words("marked", 60)}]
     marked = [{**plain[0], **mark}]
-    first = ask(served, [user(plain)])
-    second = ask(served, [user(marked)])
+    first = ask(four_slots, [user(plain)])
+    second = ask(four_slots, [user(marked)])
     assert (second.text, second.outcome[0]) == (first.text, "hit")
     body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [user(marked)]}
-    third = served.client.request("POST", "/v1/messages", body)
+    third = four_slots.client.request("POST", "/v1/messages", body)
     assert third.status == 200
     assert third.outcome == second.outcome
     assert "".join(part.get("text", "") for part in third.body["content"]) == first.text
@@ -202,74 +165,73 @@ def test_marks_of_other_caches_mean_nothing(with_slots: WithSlots):
 # Restored state
 
 
-def test_boundaries_that_no_chunk_ends_at(with_slots: WithSlots, reference: Reference):
-    """K-RC2 and K-RC6: kept and restored at exactly the length of the key."""
-    served = with_slots(4)
+@EVERY_FAMILY
+def test_boundaries_that_no_chunk_ends_at(two_slots: Served, reference: Reference):
+    """S3-8, K-RC2 and K-RC6: kept and restored at exactly the length of the key."""
     for count in (1, 31, 64, 100, 255, 1300):
         stem = [system(f"Length {count}."), user(words(f"length {count}", count))]
-        ask(served, stem)
+        ask(two_slots, stem)
         longer = [*stem, assistant("So."), user("What next?")]
-        answer = ask(served, longer, max_tokens=24)
+        answer = ask(two_slots, longer, max_tokens=24)
         assert answer.outcome == ("hit", reference.history_tokens(stem), "none")
         assert answer.text == reference.text(longer, 24)
 
 
-def test_an_answer_repeated_three_times(with_slots: WithSlots, reference: Reference):
+def test_an_answer_repeated_three_times(four_slots: Served, reference: Reference):
     """K-RC3: something is always left to compute."""
-    served, messages = with_slots(4), [user(words("regenerate", 70))]
-    texts = [ask(served, messages).text for _ in range(3)]
+    messages = [user(words("regenerate", 70))]
+    texts = [ask(four_slots, messages).text for _ in range(3)]
     assert texts == [reference.text(messages)] * 3
 
 
-def test_several_questions_and_one_that_calls_for_tools(with_slots: WithSlots):
+def test_several_questions_and_one_that_calls_for_tools(one_slot: Served):
     """K-RC4: nothing of an earlier answer comes back with the head."""
-    served, head = with_slots(1), system(words("short head", 20))
+    head = system(words("short head", 20))
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     for number in range(4):
-        ask(served, [head, user(f"Question {number}?")], max_tokens=30)
-    ask(served, [head, user("Use the tool.")], tools=tools)
-    ask(served, [head, user("Question 0?")], max_tokens=30)
+        ask(one_slot, [head, user(f"Question {number}?")], max_tokens=30)
+    ask(one_slot, [head, user("Use the tool.")], tools=tools)
+    ask(one_slot, [head, user("Question 0?")], max_tokens=30)
 
 
-def test_edits_at_the_end_and_in_the_middle(with_slots: WithSlots, reference: Reference):
+def test_edits_at_the_end_and_in_the_middle(roomy: Served, reference: Reference):
     """K-RC1, K-RC5 and K-RC7: all layers come from one position, and no further than the prompts agree."""
-    served = with_slots(8)
     history = [system(words("edited", 100))]
     for number in range(5):
         history += [user(words(f"q{number}", 40)), assistant(words(f"a{number}", 30))]
-        ask(served, history[:-1])
+        ask(roomy, history[:-1])
     for place in (9, 5, 1):
         edited = [*history[:place], user(history[place]["content"][:-8] + " otherwise"), *history[place + 1 : -1]]
-        answer = ask(served, edited)
+        answer = ask(roomy, edited)
         assert 0 < answer.cached_tokens <= reference.history_tokens(history[:place])
     compacted = [history[0], user("In short: nothing.")]
-    assert ask(served, compacted).cached_tokens == reference.history_tokens(history[:1])
-    assert ask(served, history[:-1]).outcome[0] == "hit", "the long one is still there"
+    assert ask(roomy, compacted).cached_tokens == reference.history_tokens(history[:1])
+    assert ask(roomy, history[:-1]).outcome[0] == "hit", "the long one is still there"
 
 
-def test_two_branches_of_one_snapshot_again_and_again(with_slots: WithSlots):
+def test_two_branches_of_one_snapshot_again_and_again(roomy: Served):
     """K-RC8: a continuation of 60 tokens writes into nothing that the next one starts from."""
-    served = with_slots(8)
     stem = [system(words("stem", 50)), user(words("stem", 70))]
-    ask(served, stem)
+    ask(roomy, stem)
     x, y = ([*stem, assistant(f"{word}."), user(f"On with {word}.")] for word in ("X", "Y"))
-    texts = [ask(served, branch, max_tokens=60).text for branch in (x, y, x)]
+    texts = [ask(roomy, branch, max_tokens=60).text for branch in (x, y, x)]
     assert texts[0] == texts[2]
-    all_at_once(served, [x, y, x, y])
+    all_at_once(roomy, [x, y, x, y])
 
 
-def test_clients_that_leave_a_long_prefill_while_others_commit(with_slots: WithSlots):
+def test_clients_that_leave_a_long_prefill_while_others_commit(four_slots: Served):
     """K-RC12: what is kept of it is a finished part under its own key, or nothing."""
-    served = with_slots(4)
     long = [system(words("long head", 100)), *(user(words(f"part {n}", 500)) for n in range(6))]
     for attempt in range(8):
-        goal = served.daemon.stats()["cache_tokens"]["computed"] + (attempt + 1) * 300
-        connection = served.client.send(long, cache_prompt=True)
+        goal = four_slots.daemon.stats()["cache_tokens"]["computed"] + (attempt + 1) * 300
+        connection = four_slots.client.send(long, cache_prompt=True)
         until(
-            lambda goal=goal: served.daemon.is_idle() or served.daemon.stats()["cache_tokens"]["computed"] >= goal,
+            lambda goal=goal: (
+                four_slots.daemon.is_idle() or four_slots.daemon.stats()["cache_tokens"]["computed"] >= goal
+            ),
             "the prefill is under way or over",
         )
         connection.close()
-        ask(served, [user(words(f"between {attempt}", 40))])
-    served.daemon.wait_idle()
-    ask(served, long)
+        ask(four_slots, [user(words(f"between {attempt}", 40))])
+    four_slots.daemon.wait_idle()
+    ask(four_slots, long)

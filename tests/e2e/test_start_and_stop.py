@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
-from daemon import until
+from conftest import Served
+from daemon import BIN, DEADLINE_SECONDS, until
 from http_client import joined, user
 
 ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
@@ -17,19 +19,6 @@ def left_behind(daemon) -> list[str]:
     return [*map(str, daemon.processes()), *sockets]
 
 
-def test_sigterm_leaves_no_process_and_no_socket(start):
-    daemon = start()
-    client = daemon.wait_ready()
-    assert len(daemon.processes()) == 3
-    assert (daemon.run_dir.stat().st_mode & 0o777) == 0o700
-    assert client.chat([user("Hello")]).status == 200
-    daemon.terminate()
-    assert daemon.wait_exit() == 0
-    assert left_behind(daemon) == []
-    assert not daemon.is_reachable()
-    assert daemon.cachectl("stats").returncode == 3
-
-
 def test_sigterm_while_loading(start):
     daemon = start()
     daemon.wait_listening()
@@ -38,10 +27,12 @@ def test_sigterm_while_loading(start):
     assert left_behind(daemon) == []
 
 
-def test_sigterm_drains_what_streams(start):
+def test_sigterm_drains_what_streams_and_leaves_no_process_and_no_socket(start):
     """K-LO6."""
     daemon = start()
     client = daemon.wait_ready()
+    assert len(daemon.processes()) == 3
+    assert (daemon.run_dir.stat().st_mode & 0o777) == 0o700
     messages = [user("Tell me a long story.")]
     cold = client.cold(messages, max_tokens=500, ignore_eos=True)
     with client.stream(messages, max_tokens=500, ignore_eos=True) as stream:
@@ -58,6 +49,8 @@ def test_sigterm_drains_what_streams(start):
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert daemon.wait_exit() == 0
     assert left_behind(daemon) == []
+    assert not daemon.is_reachable()
+    assert daemon.cachectl("stats").returncode == 3
 
 
 def test_shutdown_after_the_grace_period_tells_everyone(start):
@@ -104,15 +97,15 @@ def test_a_killed_daemon_takes_its_children_along(start):
     assert again.wait_ready().chat([user("Hello")]).status == 200, "what a killed one left is no obstacle"
 
 
-def test_a_run_directory_that_another_daemon_holds(start):
-    first = start()
-    client = first.wait_ready()
-    second = start(run_dir=first.run_dir)
-    assert second.wait_exit() == 2
-    assert str(first.run_dir) in second.log()
-    assert "held by another" in second.log()
-    assert str(first.process.pid) in second.log()
-    assert client.chat([user("Hello")]).status == 200, "the first one is not disturbed"
+def test_a_run_directory_that_another_daemon_holds(served: Served, chat_model: Path):
+    first = served.daemon
+    command = [BIN / "prefixd", "serve", "--port", "0", "--model", chat_model, "--run-dir", first.run_dir]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert second.returncode == 2
+    assert str(first.run_dir) in second.stderr
+    assert "held by another" in second.stderr
+    assert str(first.process.pid) in second.stderr
+    assert served.client.chat([user("Hello")]).status == 200, "the first one is not disturbed"
 
 
 def test_a_run_directory_too_long_for_a_socket(start, tmp_path: Path):
@@ -132,15 +125,16 @@ def test_more_threads_than_processors(start):
 
 
 def test_settings_that_make_no_sense(start, tmp_path: Path):
-    for flags, name in (
-        (["--slots=-1"], "slots"),
-        (["--kv-memory=0"], "kv_memory"),
-        (["--kv-memory=-1GiB"], "kv_memory"),
-        (["--max-model-len=none"], "max_model_len"),
-    ):
-        daemon = start(*flags)
+    daemons = [
+        (start(flag), name)
+        for flag, name in (
+            ("--slots=-1", "slots"),
+            ("--kv-memory=0", "kv_memory"),
+            ("--kv-memory=-1GiB", "kv_memory"),
+            ("--max-model-len=none", "max_model_len"),
+        )
+    ]
+    daemons.append((start(model=tmp_path / "nothing-here"), "model"))
+    for daemon, name in daemons:
         assert daemon.wait_exit() == 2
         assert f"{name}:" in daemon.log()
-    missing = start(model=tmp_path / "nothing-here")
-    assert missing.wait_exit() == 2
-    assert "model:" in missing.log()

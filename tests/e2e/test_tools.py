@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from conftest import Served
-from daemon import Daemon, until
-
-from protocol.model_path import EMBEDDED_MODEL
+from daemon import until
 
 WEATHER = {
     "type": "function",
@@ -33,9 +31,8 @@ def official(real: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_tool_round_trip_reuses_the_whole_first_turn(start: Callable[..., Daemon]):
-    daemon = start("--absorb", "--kv-memory", "512MiB", model=EMBEDDED_MODEL)
-    url = daemon.wait_ready().url
+def test_a_tool_round_trip_reuses_the_whole_first_turn(packed: Served):
+    url = packed.client.url
     with openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=120) as official:
         first = official.chat.completions.create(messages=ASKED, **FIELDS)
         message = first.choices[0].message
@@ -43,7 +40,7 @@ def test_a_tool_round_trip_reuses_the_whole_first_turn(start: Callable[..., Daem
         (call,) = message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
         prompt = first.usage.prompt_tokens
-        until(lambda: max(s["tokens"] for s in daemon.snapshots()) > prompt, "the answer is absorbed")
+        until(lambda: max(s["tokens"] for s in packed.daemon.snapshots()) > prompt, "the answer is absorbed")
         echoed = message.model_dump(exclude_none=True)
         result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
         after = official.chat.completions.create(messages=[*ASKED, echoed, result], **FIELDS)

@@ -6,20 +6,30 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from chat_model import words
-from daemon import metrics, until
+from daemon import Daemon, metrics, until
 from http_client import user
 
 ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
 SECONDS = 15.0  # "within seconds", on a machine that may be busy
 
 
-def test_worker_killed_under_load(start):
+@pytest.fixture(scope="module")
+def daemon(chat_model: Path) -> Iterator[Daemon]:
+    """Up to two requests run. It comes through all that is done to its worker here."""
+    daemon = Daemon(chat_model, "--max-running", "2")
+    yield daemon
+    daemon.close()
+
+
+def test_worker_killed_under_load(daemon: Daemon):
     """K-ST5 and K-LO5: two streams run and a request waits."""
-    daemon = start("--max-running", "2")
     client = daemon.wait_ready()
+    lost, before = "prefixd_worker_lost_requests_total", metrics(daemon.wait_ready())
     greeting = [user("Hello")]
     known = client.chat(greeting)
     streams = [client.stream([user(words(f"stream {n}", 50))], **ENDLESS) for n in range(2)]
@@ -52,11 +62,10 @@ def test_worker_killed_under_load(start):
     again = client.chat(greeting)
     assert again.outcome == ("miss", 0, "cold")
     assert again.text == known.text
-    assert metrics(client)["prefixd_worker_lost_requests_total"] == 3
+    assert metrics(client)[lost] - before.get(lost, 0) == 3
 
 
-def test_ready_is_red_with_the_cause_while_the_worker_is_gone(start):
-    daemon = start()
+def test_ready_is_red_with_the_cause_while_the_worker_is_gone(daemon: Daemon):
     client = daemon.wait_ready()
     [worker] = daemon.processes("worker")
     os.kill(worker, signal.SIGSTOP)  # silent, as a hung one is; a killed one may be back too soon to be seen
