@@ -38,12 +38,38 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def daemon(clients: Path, answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Ready, with answers taken in as by default. `CLIENTS_TOKENIZER` may name another folder of a Qwen3 tokenizer."""
+def model(clients: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder. `CLIENTS_TOKENIZER` may name another one with the files of a Qwen3 tokenizer."""
     tokenizer = Path(os.environ.get("CLIENTS_TOKENIZER", clients / _TOKENIZER))
-    model = make_model(tmp_path_factory.mktemp("model") / "tiny-128k", tokenizer)
+    return make_model(tmp_path_factory.mktemp("model") / "tiny-128k", tokenizer)
+
+
+@pytest.fixture(scope="session")
+def daemon(model: Path, answers: Path) -> Iterator[Daemon]:
+    yield from _serve(model, answers)
+
+
+@pytest.fixture(scope="session")
+def narrow_daemon(model: Path, answers: Path) -> Iterator[Daemon]:
+    """One with a context of 16,000 tokens."""
+    yield from _serve(model, answers, "--max-model-len", "16000")
+
+
+@pytest.fixture
+def stage(daemon: Daemon, clients: Path, answers: Path, tmp_path: Path) -> Iterator[Stage]:
+    """With an empty cache."""
+    yield from _set(daemon, clients, answers, tmp_path)
+
+
+@pytest.fixture
+def narrow_stage(narrow_daemon: Daemon, clients: Path, answers: Path, tmp_path: Path) -> Iterator[Stage]:
+    """The same with a context of 16,000 tokens."""
+    yield from _set(narrow_daemon, clients, answers, tmp_path)
+
+
+def _serve(model: Path, answers: Path, *flags: str) -> Iterator[Daemon]:
     program = (sys.executable, HERE / "scripted_serve.py", answers)
-    daemon = Daemon(model, "--absorb", "--kv-memory", "512MiB", program=program)
+    daemon = Daemon(model, "--absorb", "--kv-memory", "512MiB", *flags, program=program)
     try:
         daemon.wait_ready()
         yield daemon
@@ -51,12 +77,10 @@ def daemon(clients: Path, answers: Path, tmp_path_factory: pytest.TempPathFactor
         daemon.close()
 
 
-@pytest.fixture
-def stage(daemon: Daemon, clients: Path, answers: Path, tmp_path: Path) -> Iterator[Stage]:
-    """With an empty cache."""
+def _set(daemon: Daemon, clients: Path, answers: Path, folder: Path) -> Iterator[Stage]:
     daemon.wait_idle()
     daemon.flush()
-    with Stage(daemon, daemon.wait_ready(), answers, tmp_path, clients) as stage:
+    with Stage(daemon, daemon.wait_ready(), answers, folder, clients) as stage:
         yield stage
     _rows.extend(stage.rows)
 

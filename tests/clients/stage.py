@@ -18,6 +18,7 @@ from http_client import Client
 from wire import Exchange, Usage, Wire
 
 WORD = "marzipan"
+LONG = "and on " * 400
 NOTE = f"The word of the day is {WORD}.\n"
 _COMPUTED, _DEVICE = (f"prefixd_cache_tokens_total{{source={source}}}" for source in ("computed", "device"))
 _GENERATED = "prefixd_generated_tokens_total"
@@ -31,16 +32,27 @@ def call(name: str, thought: str = "", **arguments: Any) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """One command of a client that has ended well, and its requests for tokens."""
+    """One command of a client that has ended, and its requests for tokens."""
 
-    output: str
+    output: str  # standard output
+    code: int
     answers: list[Exchange]
     usages: list[Usage]  # of each answer
+    refused: list[Exchange]  # with a status of 400
     seconds: float
 
     def reuse(self) -> list[float]:
         """The share of each prompt that was not computed."""
         return [usage.cached / usage.prompt for usage in self.usages]
+
+    def reuse_after_cut(self) -> float:
+        """The same for the try that followed the one that the wire has cut."""
+        [cut] = [at for at, answer in enumerate(self.answers) if answer.cut]
+        return next(
+            share
+            for answer, share in list(zip(self.answers, self.reuse(), strict=True))[cut + 1 :]
+            if answer.has_tools
+        )
 
     def events(self) -> list[dict[str, Any]]:
         """The output of a client that writes a JSON object a line."""
@@ -109,25 +121,38 @@ class Stage:
     def run(self, *command: str, label: str = "", folder: Path | None = None) -> Run:
         """Run a command to its good end. All accounts of what it used must agree, and no answer be an error."""
         [run] = self.run_together(lambda: self.start(*command, folder=folder))
+        assert run.code == 0, (run.output, self.daemon.log())
+        assert run.refused == []
         if label:
             self.rows.append((label, run))
         return run
 
+    def run_into_refusal(self, *command: str, label: str) -> Run:
+        """The same for a command of which the daemon refuses something, whatever that means to the client."""
+        [run] = self.run_together(lambda: self.start(*command))
+        assert run.refused
+        if run.answers:
+            self.rows.append((label, run))
+        return run
+
     def run_together(self, *starts: Callable[[], subprocess.Popen[str]]) -> list[Run]:
-        """The same with several at once; the requests of all stand in each run."""
+        """Run commands at once, to any end; the requests of all stand in each run."""
         before, asked = metrics(self.client), len(self.wire.exchanges)
         began = time.monotonic()
         processes = [start() for start in starts]
         outputs = _outputs(processes)
         seconds = time.monotonic() - began
         self.daemon.wait_idle()
-        answers = [exchange for exchange in self.wire.exchanges[asked:] if exchange.is_answer]
-        for process, (output, complaint) in zip(processes, outputs, strict=True):
-            assert process.returncode == 0, f"{output}\n{complaint}\n{self.daemon.log()}"
-        assert answers, outputs
+        asked_for = [exchange for exchange in self.wire.exchanges[asked:] if exchange.is_answer]
+        assert asked_for, outputs
+        answers = [exchange for exchange in asked_for if exchange.status != 400]
+        refused = [exchange for exchange in asked_for if exchange.status == 400]
         usages = [self._usage(answer) for answer in answers]
         self._check_metrics(before, usages)
-        return [Run(output, answers, usages, seconds) for output, _ in outputs]
+        return [
+            Run(output, process.returncode, answers, usages, refused, seconds)
+            for process, output in zip(processes, outputs, strict=True)
+        ]
 
     def until_answering(self, count: int = 1) -> Exchange:
         """Wait until so many answers have begun; the latest."""
@@ -144,11 +169,12 @@ class Stage:
     def _usage(self, answer: Exchange) -> Usage:
         """What the worker counted, which must be what the client was told."""
         assert answer.status == 200, (answer.sent, answer.received)
-        assert answer.is_whole
+        assert answer.is_whole or answer.cut
         assert answer.errors() == []
         explained = self.daemon.ask("explain", request_id=answer.request_id)
         counted = Usage(explained["prompt_tokens"], explained["depth"], explained["completion_tokens"])
-        assert answer.usage() in (counted, None)  # None: the client did not ask
+        # None: the client did not ask, or never got that far.
+        assert answer.usage() in (counted, None) or answer.cut
         return counted
 
     def _check_metrics(self, before: dict[str, float], usages: list[Usage]) -> None:
@@ -159,16 +185,16 @@ class Stage:
         assert gained[_GENERATED] == sum(usage.output for usage in usages)
 
 
-def _outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+def _outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
     """Read all to their ends, at once."""
-    found: dict[int, tuple[str, str]] = {}
+    found: dict[int, str] = {}
 
     def read(at: int) -> None:
         try:
-            found[at] = processes[at].communicate(timeout=DEADLINE_SECONDS)
+            found[at], _ = processes[at].communicate(timeout=DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(processes[at].pid, signal.SIGKILL)
-            found[at] = processes[at].communicate()
+            found[at], _ = processes[at].communicate()
 
     threads = [threading.Thread(target=read, args=(at,)) for at in range(len(processes))]
     for thread in threads:

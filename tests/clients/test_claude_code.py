@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import WORD, Run, Stage, call
+from chat_model import words
+from stage import LONG, WORD, Run, Stage, call
 from wire import Exchange
 
 pytestmark = pytest.mark.clients
@@ -16,8 +17,7 @@ QUESTION = "What is the word in note.txt?"
 SUMMARY = "<analysis>\nA word was read.\n</analysis>\n\n<summary>\nThe user asked for a word.\n</summary>"
 
 
-@pytest.fixture
-def claude(stage: Stage) -> Stage:
+def set_up(stage: Stage) -> Stage:
     stage.environment = {
         "ANTHROPIC_BASE_URL": stage.wire.url,
         "ANTHROPIC_API_KEY": "none",
@@ -30,15 +30,28 @@ def claude(stage: Stage) -> Stage:
         (f"is {WORD}", "It is in the file."),
         ("the word in note", call("Read", "A file. I read it.", file_path=str(stage.note))),
         ("find a tool", call("ToolSearch", query="select:NotebookEdit")),
-        ("<functions>", call("NotebookEdit", notebook_path=str(stage.note), new_source="x")),
+        (r'"name": "NotebookEdit"', call("NotebookEdit", notebook_path=str(stage.note), new_source="x")),
         ("", "Nothing else."),
     )
     return stage
 
 
+@pytest.fixture
+def claude(stage: Stage) -> Stage:
+    return set_up(stage)
+
+
+@pytest.fixture
+def narrow(narrow_stage: Stage) -> Stage:
+    return set_up(narrow_stage)
+
+
+def command(prompt: str, *flags: str) -> tuple[str, ...]:
+    return ("claude", "-p", prompt, "--allowedTools", "Read", "--output-format", "json", *flags)
+
+
 def ask(stage: Stage, prompt: str, *flags: str, label: str = "", folder: Path | None = None) -> Run:
-    command = ("claude", "-p", prompt, "--allowedTools", "Read", "--output-format", "json", *flags)
-    return stage.run(*command, label=label, folder=folder)
+    return stage.run(*command(prompt, *flags), label=label, folder=folder)
 
 
 def outcome(run: Run) -> dict[str, Any]:
@@ -89,6 +102,16 @@ def test_compaction_keeps_the_head(claude: Stage):
     assert ask(claude, "And then?", "--continue").reuse()[0] > 0.9
 
 
+def test_a_context_that_overflows_is_summed_up_and_asked_again(narrow: Stage):
+    ask(narrow, words("first", 2300))
+    run = narrow.run_into_refusal(*command(words("second", 2300), "--continue"), label="claude, overflow")
+    assert outcome(run)["result"] == "Nothing else."
+    assert len(run.refused) == 1
+    assert run.reuse()[0] > 0.9  # the summing up
+    assert run.reuse()[1] > 0.5  # the head
+    assert ask(narrow, "And now?", "--continue").reuse()[0] > 0.9
+
+
 def test_another_system_text_is_another_conversation_and_the_first_is_kept(claude: Stage):
     rhyme = ("--append-system-prompt", "Answer in rhyme.")
     ask(claude, "Hello.")
@@ -104,10 +127,11 @@ def test_two_windows_at_once_compute_their_head_once(claude: Stage):
     other = claude.add_project("other").parent
 
     def window(folder: Path) -> Any:
-        command = ("claude", "-p", "Hello.", "--output-format", "json", "--exclude-dynamic-system-prompt-sections")
-        return lambda: claude.start(*command, folder=folder)
+        hello = command("Hello.", "--exclude-dynamic-system-prompt-sections")
+        return lambda: claude.start(*hello, folder=folder)
 
     one, two = claude.run_together(window(claude.project), window(other))
+    assert one.code == two.code == 0
     assert outcome(one)["result"] == outcome(two)["result"] == "Nothing else."
     assert len(one.answers) == 2
     computed = sum(usage.prompt - usage.cached for usage in one.usages)
@@ -116,7 +140,7 @@ def test_two_windows_at_once_compute_their_head_once(claude: Stage):
 
 def test_a_client_that_was_killed_finds_what_its_first_try_stored(claude: Stage):
     claude.script(("", "and on " * 3000))
-    process = claude.start("claude", "-p", "Go on and on.", "--output-format", "json")
+    process = claude.start(*command("Go on and on."))
     cut = claude.until_answering()
     claude.kill(process)
     assert not cut.is_whole
@@ -126,3 +150,10 @@ def test_a_client_that_was_killed_finds_what_its_first_try_stored(claude: Stage)
     assert again.outcome[1] > 0.99 * claude.daemon.ask("explain", request_id=again.request_id)["prompt_tokens"]
     retried = ask(claude, "Go on and on.", label="claude, killed and run again")
     assert retried.reuse()[0] > 0.99
+
+
+def test_a_stream_that_breaks_off_is_asked_for_again_and_hits(claude: Stage):
+    claude.script(("", LONG))
+    claude.wire.cut_next = True
+    run = ask(claude, "Go on.", label="claude, broken off and retried")
+    assert run.reuse_after_cut() > 0.99

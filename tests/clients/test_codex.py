@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from stage import WORD, Run, Stage, call
+from chat_model import words
+from stage import LONG, WORD, Run, Stage, call
 
 pytestmark = pytest.mark.clients
 
@@ -22,8 +23,7 @@ wire_api = "responses"
 EXEC = ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 
-@pytest.fixture
-def codex(stage: Stage) -> Stage:
+def set_up(stage: Stage) -> Stage:
     config = stage.home / ".codex" / "config.toml"
     config.parent.mkdir()
     config.write_text(CONFIG.format(url=stage.wire.url))
@@ -34,6 +34,16 @@ def codex(stage: Stage) -> Stage:
         ("", "Nothing else."),
     )
     return stage
+
+
+@pytest.fixture
+def codex(stage: Stage) -> Stage:
+    return set_up(stage)
+
+
+@pytest.fixture
+def narrow(narrow_stage: Stage) -> Stage:
+    return set_up(narrow_stage)
 
 
 def ask(stage: Stage, *words: str, label: str = "") -> Run:
@@ -72,6 +82,26 @@ def test_sessions_share_their_head(codex: Stage):
     assert other.reuse()[0] > 0.9
 
 
+def test_a_context_that_overflows_is_understood(narrow: Stage):
+    ask(narrow, words("first", 4500))
+    run = narrow.run_into_refusal(*EXEC, "resume", "--last", words("second", 4500), label="codex, overflow")
+    assert run.events()[-1]["type"] == "turn.failed"
+    assert "ran out of room in the model's context window" in run.output
+    assert len(run.refused) == 1
+
+
+def test_compaction_keeps_what_it_keeps(narrow: Stage):
+    """At a limit of its own, for which it goes by the usage it was told."""
+    limits = ("-c", "model_context_window=16000", "-c", "model_auto_compact_token_limit=12000")
+    ask(narrow, *limits, words("first", 4500))
+    later = ask(narrow, *limits, "resume", "--last", "And what else?", label="codex, compaction and a turn")
+    summing_up, turn = later.answers
+    assert not summing_up.has_tools  # so it is another prompt from the first tool on: nothing to reuse
+    assert turn.has_tools
+    assert later.reuse()[1] > 0.9
+    assert said(later) == "Nothing else."
+
+
 def test_a_client_that_was_killed_finds_what_its_first_try_stored(codex: Stage):
     codex.script(("", "and on " * 3000))
     process = codex.start(*EXEC, "Go on and on.")
@@ -83,3 +113,11 @@ def test_a_client_that_was_killed_finds_what_its_first_try_stored(codex: Stage):
     explained = codex.daemon.ask("explain", request_id=again.request_id)
     assert explained["outcome"] == "hit"
     assert explained["depth"] > 0.99 * explained["prompt_tokens"]
+
+
+def test_a_stream_that_breaks_off_is_asked_for_again_and_hits(codex: Stage):
+    codex.script(("", LONG))
+    codex.wire.cut_next = True
+    run = codex.run(*EXEC, "Go on.", label="codex, broken off and retried")
+    assert run.events()[-1]["type"] == "turn.completed"
+    assert run.reuse_after_cut() > 0.99

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 
 import pytest
-from stage import WORD, Run, Stage, call
+from chat_model import words
+from stage import LONG, WORD, Run, Stage, call
 
 pytestmark = pytest.mark.clients
 
+APIS = ("openai-completions", "anthropic-messages")
+PI = ("pi", "--provider", "local", "--model", "tiny", "--mode", "json")
 
-@pytest.fixture(params=["openai-completions", "anthropic-messages"])
-def pi(stage: Stage, request: pytest.FixtureRequest) -> Stage:
-    url = stage.wire.url if request.param == "anthropic-messages" else f"{stage.wire.url}/v1"
+
+def set_up(stage: Stage, api: str) -> Stage:
+    url = stage.wire.url if api == "anthropic-messages" else f"{stage.wire.url}/v1"
     model = {"id": "tiny", "contextWindow": 131072, "maxTokens": 8192, "reasoning": True}
-    provider = {"baseUrl": url, "api": request.param, "apiKey": "none", "models": [model]}
+    provider = {"baseUrl": url, "api": api, "apiKey": "none", "models": [model]}
     config = stage.home / ".pi" / "agent" / "models.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps({"providers": {"local": provider}}))
+    settings = {"compaction": {"enabled": True, "reserveTokens": 2000, "keepRecentTokens": 1000}}
+    config.with_name("settings.json").write_text(json.dumps(settings))
     stage.environment = {"PI_OFFLINE": "1"}
     stage.script(
         (f"is {WORD}", "It is in the file."),
@@ -27,9 +32,18 @@ def pi(stage: Stage, request: pytest.FixtureRequest) -> Stage:
     return stage
 
 
-def ask(stage: Stage, *words: str, label: str) -> Run:
-    command = ("pi", "--provider", "local", "--model", "tiny", "--mode", "json", *words)
-    return stage.run(*command, label=label)
+@pytest.fixture(params=APIS)
+def pi(stage: Stage, request: pytest.FixtureRequest) -> Stage:
+    return set_up(stage, request.param)
+
+
+@pytest.fixture(params=APIS)
+def narrow(narrow_stage: Stage, request: pytest.FixtureRequest) -> Stage:
+    return set_up(narrow_stage, request.param)
+
+
+def ask(stage: Stage, *arguments: str, label: str) -> Run:
+    return stage.run(*PI, *arguments, label=label)
 
 
 def said(run: Run) -> str:
@@ -47,3 +61,21 @@ def test_turns_and_a_tool(pi: Stage):
     second = ask(pi, "-c", "-p", "And what else?", label="pi, -c")
     assert said(second) == "Nothing else."
     assert min((first.reuse() + second.reuse())[1:]) > 0.9
+
+
+def test_a_stream_that_breaks_off_is_asked_for_again_and_hits(pi: Stage):
+    pi.script(("", LONG))
+    pi.wire.cut_next = True
+    run = ask(pi, "-p", "Go on.", label="pi, broken off and retried")
+    assert run.reuse_after_cut() > 0.99
+
+
+def test_a_context_that_overflows_is_summed_up_and_asked_again(narrow: Stage):
+    ask(narrow, "-p", words("first", 7000), label="pi, a long message")
+    ask(narrow, "-c", "-p", words("second", 5000), label="pi, another")
+    run = narrow.run_into_refusal(*PI, "-c", "-p", words("third", 4000), label="pi, overflow")
+    assert len(run.refused) == 1
+    assert [answer.has_tools for answer in run.answers] == [False, True]  # summing up, and the same question again
+    later = ask(narrow, "-c", "-p", "And now?", label="pi, after overflow")
+    assert said(later) == "Nothing else."
+    assert later.reuse()[0] > 0.9

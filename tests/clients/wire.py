@@ -19,6 +19,7 @@ _HOP_BY_HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content
 _ANSWER_BEGINS = re.compile(
     rb'content_block_start|response\.output_item\.added|"(reasoning_)?content":"[^"]|"tool_calls":\[|"text":"[^"]'
 )
+_LAST = (b"data: [DONE]", b"event: response.completed", b"event: message_stop")
 
 
 class Usage(NamedTuple):
@@ -43,6 +44,7 @@ class Exchange:
     received: bytes = b""
     first_seconds: float | None = None  # from the request to the first token
     ended: bool = False
+    cut: bool = False  # by `Wire.cut_next`
 
     @property
     def is_answer(self) -> bool:
@@ -52,7 +54,12 @@ class Exchange:
     @property
     def is_whole(self) -> bool:
         """The answer came to its end; some clients hang up as soon as they have read it."""
-        return self.ended or self.received.endswith(b"data: [DONE]\n\n")
+        return self.ended or any(last in self.received for last in _LAST)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it is of the agent's own conversation: titles and the like are asked for without tools."""
+        return self.is_answer and bool(self.body.get("tools"))
 
     @property
     def body(self) -> Any:
@@ -86,6 +93,7 @@ class Wire:
 
     def __init__(self, upstream: str) -> None:
         self.exchanges: list[Exchange] = []
+        self.cut_next = False  # break the connection of an agent's next answer off, once it has begun
         self._upstream = upstream
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -138,6 +146,11 @@ class Wire:
                 if exchange.first_seconds is None and _ANSWER_BEGINS.search(exchange.received):
                     exchange.first_seconds = time.monotonic() - began
                 await response.write(chunk)
+                if self.cut_next and exchange.has_tools and exchange.first_seconds is not None:
+                    self.cut_next, exchange.cut = False, True
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return response
             exchange.ended = True
             await response.write_eof()
             return response
