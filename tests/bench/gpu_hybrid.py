@@ -32,7 +32,7 @@ from worker.control import Control
 from worker.cuda.hybrid import HybridModel
 from worker.cuda.mixed_runner import MixedRunner
 from worker.cuda.product_check import check_products
-from worker.cuda.tiles import tiles_for
+from worker.cuda.tiles import MIXED_PREFILL_SPLIT, tiles_for
 from worker.cuda.triton_mixed_ops import TritonMixedOps
 from worker.engine import Engine
 from worker.io import FromGateway, WorkerSockets
@@ -84,7 +84,7 @@ class Bench:
         model = HybridModel(self.config, weights, torch.bfloat16, self.device, CONTEXT)
         torch.cuda.synchronize()
         loaded = time.monotonic()
-        ops = TritonMixedOps(tiles_for(self.device))
+        ops = TritonMixedOps(tiles_for(self.device), prefill_split=MIXED_PREFILL_SPLIT)
         counts = check_products(model, ops)
         checked = time.monotonic()
         blocks = 33 * (CONTEXT // BLOCK_TOKENS) // 4

@@ -120,7 +120,7 @@ def test_what_is_served(tmp_path: Path):
     save_tiny(tmp_path, "qwen3_5")
     odd = load_config(tmp_path)
     assert not hybrid.is_served(odd, torch.bfloat16), "heads of 24"
-    fitting = {"head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    fitting = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
     save_tiny(tmp_path, "qwen3_5", **fitting)
     config = load_config(tmp_path)
     assert hybrid.is_served(config, torch.bfloat16)

@@ -16,6 +16,9 @@ from worker.model_shape import AttentionLayer, DeltaLayer, ModelConfig, Rope
 from worker.models.qwen3_5 import arranged_heads
 from worker.recurrent import StateLayout
 
+_HEADS = (16, 32, 64, 128, 256)
+_DELTA_HEADS = (64, 128)  # Triton 3.6 makes wrong code of products over 16 dimensions on an H100
+
 
 def is_served(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether this backend computes such a hybrid: the others run layer by layer in torch."""
@@ -26,14 +29,9 @@ def is_served(config: ModelConfig, dtype: torch.dtype) -> bool:
         and not config.attention_bias
         and dtype in (torch.bfloat16, torch.float16)
         and bool(delta and attention)
-        and all(_is_power(layer.head_dim, 256) for layer in attention)
-        and all(_is_power(size, 256) for layer in delta for size in (layer.k_dim, layer.v_dim))
-        and all(layer.channels % layer.k_dim == 0 for layer in delta)
+        and all(layer.head_dim in _HEADS for layer in attention)
+        and all(layer.k_dim == layer.v_dim and layer.k_dim in _DELTA_HEADS for layer in delta)
     )
-
-
-def _is_power(size: int, most: int) -> bool:
-    return size & (size - 1) == 0 and 16 <= size <= most
 
 
 class HybridLayer:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 PREFILL_SPLIT = 4096  # keys of one split of prefill attention, from absolute multiples
+MIXED_PREFILL_SPLIT = 2048  # of fewer, wider KV heads: half as many programs
 DECODE_SPLIT = 256  # keys of one split of decode attention
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # rows that decode runs at
 GRAPH_PREFILL_ROWS = 512  # passes up to here are captured: the host takes 10 ms to start one launch by launch
