@@ -1,4 +1,4 @@
-"""From who wrote which text to positions where messages end, and from token positions to chained digests.
+"""From who wrote which text to positions where messages end.
 
 ```
 | head: tools, system |  message  |  message  | ... |  last message  | generation suffix |
@@ -8,13 +8,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.template import Span
-from protocol.digest import chain_digests
-from protocol.messages import Boundary, BoundaryKind
+from protocol.messages import BoundaryKind
 
 INTERIOR_TOKENS = 8192  # a longer message gets a boundary each so many tokens; a multiple of 64
 COMPLETION_TOKENS = 512  # the same for plain prompts, which have no messages
@@ -86,11 +84,3 @@ def with_interior(cuts: Sequence[Cut], every: int = INTERIOR_TOKENS) -> list[Cut
 def completion_cuts(tokens: int) -> list[Cut]:
     """The cuts of a plain prompt: one every 512 tokens and one at its end."""
     return with_interior([Cut(tokens, "message", 1)], COMPLETION_TOKENS) if tokens else []
-
-
-def digest_cuts(root: bytes, token_ids: array[int], cuts: Sequence[Cut]) -> tuple[Boundary, ...]:
-    """Boundaries for cuts that rise in token positions above 0."""
-    digests = chain_digests(root, token_ids, [cut.end for cut in cuts])
-    return tuple(
-        Boundary(cut.end, digest, cut.kind, cut.messages) for cut, digest in zip(cuts, digests, strict=True)
-    )

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from jinja2.exceptions import TemplateError
 
-from gateway.boundaries import Cut, completion_cuts, digest_cuts, merge, with_interior
+from gateway.boundaries import Cut, completion_cuts, merge, with_interior
+from gateway.chains import Chains
 from gateway.client_text import rewritten, texts
 from gateway.control_tokens import unused_character
 from gateway.conversation import Conversation
@@ -84,6 +85,7 @@ class PromptMaker:
         self.tokenizer = PromptTokenizer(files.tokenizer, written)
         self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
+        self._chains = Chains()
         self._prefix = self.tokenizer.default_prefix()
         self._kept_from = max(len(self._prefix), 1)  # BOS alone is nothing to keep
         self.end_token_ids = files.end_token_ids | self._template_ends()
@@ -106,7 +108,9 @@ class PromptMaker:
             raise _too_long(str(len(ids)), model, "messages")
         rendered = encoded.rendered
         opening = rendered.text[rendered.cuts[-1].end if rendered.cuts else 0 :]
-        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, self._cuts(encoded)), opening)
+        return Prompt(
+            ids, self._chains.boundaries(root_digest(model.fingerprint), ids, self._cuts(encoded)), opening
+        )
 
     def count(self, conversation: Conversation, model: ModelInfo) -> int:
         """The number of tokens that `chat` would make, also where they do not fit. Raises `RequestError`."""
@@ -183,7 +187,7 @@ class PromptMaker:
         if len(ids) >= model.max_model_len:
             raise _too_long(str(len(ids)), model, "prompt")
         cuts: list[Cut] = completion_cuts(len(ids))
-        return Prompt(ids, digest_cuts(root_digest(model.fingerprint), ids, cuts))
+        return Prompt(ids, self._chains.boundaries(root_digest(model.fingerprint), ids, cuts))
 
     def renderer(self, conversation: Conversation) -> Renderer:
         """What renders a conversation. Raises `RequestError` where the model has no template."""

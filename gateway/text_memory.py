@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from operator import itemgetter
-from threading import Lock
 from typing import NamedTuple
+
+from gateway.recent import Recent
 
 _ENTRY_BYTES = 64 << 20
 _TRIED = 16  # wanted positions, from the last one back, at which a text may go on from another
+_KEYS = 4  # wanted positions, from the last one back, by which it can be found: its end may be said differently
 _TAIL = 32  # characters before such a position by which texts are told apart before they are compared
 _LEAST = 2048  # characters of a text that is worth it
 
@@ -37,7 +38,6 @@ class _Entry(NamedTuple):
     token_ids: array[int]
     marks: list[tuple[int, int]]
     counts: dict[int, int | None]  # at the wanted positions
-    bytes: int
 
 
 class TextMemory:
@@ -46,15 +46,12 @@ class TextMemory:
     def __init__(self, reach: int, max_bytes: int = _ENTRY_BYTES) -> None:
         """`reach`: the length of the longest added token, which is how far the search for one looks ahead."""
         self._reach = reach
-        self._max_bytes, self._held_bytes = max_bytes, 0
-        self._entries: OrderedDict[tuple[int, str], _Entry] = OrderedDict()
-        self._lock = Lock()
+        self._recent: Recent[tuple[int, str], _Entry] = Recent(max_bytes)
 
     def find(self, text: str, positions: Sequence[int]) -> Known | None:
         """The longest beginning of `text` that is known, with the token counts at all `positions` (rising) in it."""
         for position in positions[: -_TRIED - 1 : -1]:
-            with self._lock:
-                entry = self._entries.get(_key(text, position))
+            entry = self._recent.get(_key(text, position))
             if entry is not None:
                 return self._shared(entry, text, positions)
         return None
@@ -87,15 +84,8 @@ class TextMemory:
         if len(text) < _LEAST or not positions or not marks:
             return
         size = 4 * len(text) + 4 * len(token_ids) + 200 * (len(marks) + len(positions))
-        entry = _Entry(text, token_ids, marks, dict(zip(positions, counts, strict=True)), size)
-        key = _key(text, positions[-1])
-        with self._lock:
-            replaced = self._entries.pop(key, None)
-            self._held_bytes += size - (replaced.bytes if replaced else 0)
-            self._entries[key] = entry
-            while self._held_bytes > self._max_bytes:
-                _, dropped = self._entries.popitem(last=False)
-                self._held_bytes -= dropped.bytes
+        entry = _Entry(text, token_ids, marks, dict(zip(positions, counts, strict=True)))
+        self._recent.keep(entry, [_key(text, position) for position in positions[-_KEYS:]], size)
 
 
 def _key(text: str, position: int) -> tuple[int, str]:

@@ -199,17 +199,6 @@ def test_only_what_is_new_in_a_text_is_searched_for_added_tokens(monkeypatch: py
     assert searched == [0, ends[18], ends[19]]
 
 
-def test_remembered_texts_are_bounded_by_bytes():
-    memory = text_memory.TextMemory(10, max_bytes=30_000)
-    for number in range(20):
-        text = f"{number}" * 3000
-        memory.keep(text, array("i", [1] * 100), [(3000, 100)], [3000], [100])
-        assert memory._held_bytes <= 30_000
-        assert memory._held_bytes == sum(entry.bytes for entry in memory._entries.values())
-    assert memory.find("19" * 3000 + "more", [3000, 6000]) is not None
-    assert memory.find("0" * 3000 + "more of this", [3000]) is None
-
-
 def test_memory_is_bounded_by_bytes():
     tokenizer = PromptTokenizer(tiny_tokenizer(), cache_bytes=20_000)
     for number in range(200):
