@@ -77,12 +77,14 @@ def build(
     )
     loading("checking that rows do not depend on each other")
     kv_dtype = model.dtype
-    make_runner = _checked(model, max_model_len, settings.deterministic)
+    make_runner, needed = _checked(model, max_model_len, settings.deterministic)
     size = block_bytes(config, kv_dtype)
     recurs = any(isinstance(layer, DeltaLayer) for layer in config.layers)
     state_bytes = StateLayout(config).entry_bytes if recurs else 0
     most_states = settings.slots + settings.max_running + 1  # one more for a job in idle time
-    blocks, entries = split_memory(settings.kv_memory, size, state_bytes, most_states, device, max_model_len)
+    blocks, entries = split_memory(
+        settings.kv_memory, size, state_bytes, most_states, device, max_model_len, needed_bytes=needed
+    )
     cache = KVCache(config, blocks, kv_dtype, device)
     pool = BlockPool(blocks, BLOCK_TOKENS)
     states = StatePool(config, entries, device) if recurs else None
@@ -144,12 +146,16 @@ def build(
 
 def _checked(
     model: Model | CudaModel, max_model_len: int, deterministic: bool
-) -> Callable[[KVCache, StatePool | None], Runner]:
-    """Find the model's row counts now. What is returned makes its runner, once there is memory."""
+) -> tuple[Callable[[KVCache, StatePool | None], Runner], int]:
+    """Find the model's row counts now. What makes its runner once there is memory, and what its passes need of that.
+
+    On a CUDA device decode never depends on the batch, and there is nothing to be gained by letting it: `deterministic`
+    is for a CPU.
+    """
     if isinstance(model, CudaModel):
         return prepare(model)
     row_counts = check_rows(model, model.dtype, max_model_len, deterministic)
-    return lambda cache, states: ModelRunner(model, cache, row_counts, states)
+    return lambda cache, states: ModelRunner(model, cache, row_counts, states), 0
 
 
 def _device(name: str) -> torch.device:

@@ -22,7 +22,7 @@ class WorkerSettings(ProcessSettings):
     kv_memory: SizeOrAuto = Field(
         "auto",
         description="bytes for attention KV and recurrent states, such as 2GiB; "
-        "auto: a quarter of what is free and at most 4GiB on a CPU, 85% of it on a GPU",
+        "auto: a quarter of what is free and at most 4GiB on a CPU, all that passes leave on a GPU",
     )
     slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
     max_running: int = Field(32, gt=0, description="requests computed at the same time")

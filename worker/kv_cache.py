@@ -10,7 +10,7 @@ attention wants.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from worker.model_shape import AttentionLayer, LayerShape, ModelConfig
 from worker.vector_ops import COLUMNS
 
 BLOCK_TOKENS = 32
+_SWAPPED_BLOCKS = 16  # at a time, on their way to the host or back
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -107,15 +108,28 @@ class KVCache:
             memory[:, :, :, target].copy_(memory[:, :, :, source])
 
     def save(self, blocks: Sequence[int]) -> list[Tensor]:
-        """A host copy of blocks, for a sequence that is swapped out."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        return [memory.index_select(3, index).cpu() for memory in self.memories]
+        """A host copy of blocks, for a sequence that is swapped out; in pieces, so that little room is needed for it.
+
+        From a card it comes to pinned memory, once what is under way has run: only `load` may read it before that.
+        """
+        saved = []
+        for index, memory in self._pieces(blocks):
+            part = memory.index_select(3, index)
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=self.device.type == "cuda")
+            saved.append(host.copy_(part, non_blocking=True))
+        return saved
 
     def load(self, blocks: Sequence[int], saved: Sequence[Tensor]) -> None:
         """Put what `save` returned back into (other) blocks."""
+        for (index, memory), part in zip(self._pieces(blocks), saved, strict=True):
+            memory.index_copy_(3, index, part.to(self.device, non_blocking=True))
+
+    def _pieces(self, blocks: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few of the blocks at a time, as an index, and each memory to use it on."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for memory, part in zip(self.memories, saved, strict=True):
-            memory.index_copy_(3, index, part.to(self.device))
+        for some in torch.split(index, _SWAPPED_BLOCKS):
+            for memory in self.memories:
+                yield some, memory
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

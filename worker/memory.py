@@ -15,7 +15,7 @@ from worker.kv_cache import BLOCK_TOKENS
 log = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_MOST = 0.25, 4 << 30  # a CPU's memory is everybody's
-_CUDA_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
+_CUDA_SHARE = 0.85  # of what is free on a card beside weights and passes, where it is not known what passes need
 STATE_SHARE = 0.5  # of the budget, at most: a state costs as much as the KV of some thousand tokens
 _FEWEST_STATES = 4  # the empty one, a sequence's, and two snapshots'
 
@@ -34,14 +34,18 @@ def split_memory(
     most_states: int,
     device: torch.device,
     max_model_len: int,
+    *,
+    needed_bytes: int = 0,
 ) -> Shares:
     """Split the budget for good. Says so where one context does not fit.
 
+    `needed_bytes`: what of the free memory of a card has to be left to the passes of the model, 0 where not known.
+
     `state_bytes`: one entry of recurrent state, 0 for models that have none. As many as could ever be used
     (`most_states`) are made, up to half of the budget; the rest is KV. Raises `SettingsError` where the budget is too
-    small to serve anything.
+    small to serve anything, or more than the card has.
     """
-    budget = kv_memory if isinstance(kv_memory, int) else _auto(device)
+    budget = _budget(kv_memory, device, needed_bytes)
     states = 0
     if state_bytes:
         states = min(most_states + 1, int(budget * STATE_SHARE) // state_bytes)
@@ -85,11 +89,20 @@ def _blocks(budget: int, block_bytes: int, max_model_len: int) -> int:
     return blocks
 
 
-def _auto(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
-    return min(int(_available_bytes() * _CPU_SHARE), _CPU_MOST)
+def _budget(asked: int | str, device: torch.device, needed_bytes: int) -> int:
+    if device.type != "cuda":
+        return asked if isinstance(asked, int) else min(int(_available_bytes() * _CPU_SHARE), _CPU_MOST)
+    free, _total = torch.cuda.mem_get_info(device)
+    left = max(free - needed_bytes, 0) if needed_bytes else int(free * _CUDA_SHARE)
+    log.info("of %s free on the card %s are for keys, values and states", format_size(free), format_size(left))
+    if not isinstance(asked, int):
+        return left
+    if asked > left:
+        raise SettingsError(
+            f"kv_memory: {format_size(asked)} is more than the {format_size(left)} that the card has for it: "
+            f"{format_size(free)} are free beside the weights, and passes need the rest"
+        )
+    return asked
 
 
 def _available_bytes() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -12,12 +13,13 @@ from worker.cuda import dense, hybrid, sliding
 from worker.cuda.dense import DenseModel
 from worker.cuda.hybrid import HybridModel
 from worker.cuda.mixed_runner import MixedRunner
+from worker.cuda.needs import bytes_needed
 from worker.cuda.product_check import check_products
 from worker.cuda.runner import CudaRunner
 from worker.cuda.sliding import SlidingModel
-from worker.cuda.tiles import tiles_for
+from worker.cuda.tiles import MIXED_PREFILL_SPLIT, PREFILL_SPLIT, tiles_for
 from worker.kv_cache import KVCache
-from worker.model_shape import ModelConfig
+from worker.model_shape import DeltaLayer, ModelConfig
 from worker.recurrent import StatePool
 
 log = logging.getLogger(__name__)
@@ -42,13 +44,28 @@ def model_class(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     return found
 
 
-def prepare(model: CudaModel) -> Callable[[KVCache, StatePool | None], CudaRunner]:
-    """Check the card's products now. What is returned makes the runner, once there is memory for what it holds."""
+class Prepared(NamedTuple):
+    """Makes the runner once there is memory for what it holds, of which `needed_bytes` are to be left to its passes."""
+
+    make: Callable[[KVCache, StatePool | None], CudaRunner]
+    needed_bytes: int
+
+
+def prepare(model: CudaModel) -> Prepared:
+    """Check the card's products, and try how much memory passes take."""
     from worker.cuda.triton_mixed_ops import TritonMixedOps
 
-    ops = TritonMixedOps(tiles_for(model.device))
-    counts = check_products(model, ops)
-    torch.cuda.empty_cache()  # what the check took is free for keys and values
-    if isinstance(model, DenseModel):
-        return lambda cache, _states: CudaRunner(model, cache, ops, counts)
-    return lambda cache, states: MixedRunner(model, cache, ops, counts, states)
+    tiles = tiles_for(model.device)
+    counts = check_products(model, TritonMixedOps(tiles))
+
+    def make(cache: KVCache, states: StatePool | None, capture: bool = True) -> CudaRunner:
+        split = PREFILL_SPLIT if isinstance(model, DenseModel) else MIXED_PREFILL_SPLIT
+        ops = TritonMixedOps(tiles, prefill_split=split)
+        if isinstance(model, DenseModel):
+            return CudaRunner(model, cache, ops, counts, capture)
+        return MixedRunner(model, cache, ops, counts, states, capture)
+
+    recurs = any(isinstance(layer, DeltaLayer) for layer in model.config.layers)
+    cache = KVCache(model.config, 2, model.dtype, model.device)
+    trial = make(cache, StatePool(model.config, 2, model.device) if recurs else None, capture=False)
+    return Prepared(make, bytes_needed(trial, recurs))

@@ -68,7 +68,7 @@ class DecodeGraphs:
     ) -> None:
         most = max(batches)
         self._batches = sorted(batches)
-        self._ranges = _ranges(_SHORTEST_DECODE, 4, max_tokens)
+        self._ranges = decode_ranges(max_tokens)
         # Row 0: token ids, row 1: positions, -1 for padding; of the results: best tokens and, as bits, their logits.
         self._inputs = Mirror(2, most, device=device)
         self._tables = Mirror(most, table_width, device=device)
@@ -159,7 +159,7 @@ class PrefillGraphs:
         device: torch.device,
         pool: Any,
     ) -> None:
-        self._ranges = _ranges(_SHORTEST_PREFILL, 2, max_tokens)
+        self._ranges = prefill_ranges(max_tokens)
         most = max(counts)
         # Token ids, positions, start and number of rows (to a multiple of 16 bytes), blocks.
         self._inputs = Mirror(2 * most + 4 + table_width, device=device)
@@ -199,6 +199,16 @@ class PrefillGraphs:
         graph, hidden = self._graphs[count, longest]
         graph.replay()
         return hidden
+
+
+def decode_ranges(max_tokens: int) -> list[int]:
+    """The lengths that decode steps are captured for."""
+    return _ranges(_SHORTEST_DECODE, 4, max_tokens)
+
+
+def prefill_ranges(max_tokens: int) -> list[int]:
+    """The lengths that prefill passes are captured for."""
+    return _ranges(_SHORTEST_PREFILL, 2, max_tokens)
 
 
 def _ranges(first: int, factor: int, last: int) -> list[int]:

@@ -41,6 +41,7 @@ class MixedRunner(CudaRunner):
         ops: MixedOps,
         prefill_rows: tuple[int, ...],
         states: StatePool | None,
+        capture: bool = True,
     ) -> None:
         self.states = states
         self.state_chunk = 1 if states is None else CHUNK
@@ -56,7 +57,7 @@ class MixedRunner(CudaRunner):
             self._static_plan = Mirror(len(self._plan), device=device)
             self._static_entries = Mirror(len(self._entries), device=device)
             self._plan, self._entries = self._static_plan.there, self._static_entries.there
-        super().__init__(model, cache, ops, prefill_rows)
+        super().__init__(model, cache, ops, prefill_rows, capture)
 
     @torch.inference_mode()
     def prefill(

@@ -40,7 +40,15 @@ class CudaRunner:
     captured_rows = GRAPH_PREFILL_ROWS
     """Prefill passes of up to so many rows are replayed."""
 
-    def __init__(self, model: CudaDecoder[Any], cache: KVCache, ops: Ops, prefill_rows: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: CudaDecoder[Any],
+        cache: KVCache,
+        ops: Ops,
+        prefill_rows: tuple[int, ...],
+        capture: bool = True,
+    ) -> None:
+        """`capture`: make the graphs now; without them every pass is run launch by launch."""
         self.model = model
         self.cache = cache
         # Decode is the same for every batch by construction: each row is walked in one order, alone.
@@ -53,7 +61,7 @@ class CudaRunner:
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
         self._captured = [count for count in prefill_rows if count <= self.captured_rows]
-        if model.device.type == "cuda":
+        if capture and model.device.type == "cuda":
             self._capture(model.max_positions)
 
     @property
