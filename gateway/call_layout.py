@@ -63,8 +63,8 @@ def find_layout(renderer: Renderer, notation: Notation | None) -> CallLayout | N
     """The spelling of a notation in a template; None where it cannot be told, or is not read back as it is meant."""
     if notation is None:
         return None
-    layout = next((found for text in _texts(renderer) if (found := _taken(text, notation, renderer))), None)
-    return layout if layout is not None and _is_read(layout, notation) else None
+    taken = (_taken(text, notation, renderer) for text in _texts(renderer))
+    return next((layout for layout in taken if layout is not None and _is_read(layout, notation)), None)
 
 
 def _texts(renderer: Renderer) -> list[str]:
@@ -87,13 +87,17 @@ def _taken(text: str, notation: Notation, renderer: Renderer) -> CallLayout | No
     if name < 0 or start < 0:
         return None
     before, rest = text[start:name], text[name + len(_NAME) :]
-    end = renderer.habits.end_of_turn.strip()
-    if not end or end not in rest:
-        return None
-    rest = rest[: rest.index(end)].rstrip()
+    rest = _ended(rest, renderer.habits.end_of_turn.strip(), notation).rstrip()
     found = _tagged(before, rest, notation.key) if isinstance(notation, TagNotation) else _json(before, rest)
     fixed = "" if found is None else found.before + found.between + found.after
     return None if _CALL.id in fixed or _NAME in fixed else found
+
+
+def _ended(rest: str, end: str, notation: Notation) -> str:
+    """Up to what ends an answer; where a template has nothing for that, or not behind calls, up to what ends a call."""
+    if end and end in rest:
+        return rest[: rest.index(end)]
+    return rest[: max((rest.rfind(each) + len(each) for each in notation.closers if each in rest), default=0)]
 
 
 def _json(before: str, rest: str) -> CallLayout | None:

@@ -66,7 +66,8 @@ class ReplyReaders:
         thinking = THINKINGS.get(formats.reasoning)
         if conversation.continues:
             raise demand.refused("an answer that goes on from the last message cannot be forced into a form")
-        if thinking is not None and thinking.silent:
+        # What is silent stands around text; a call alone has none around it, where it has a place of its own.
+        if thinking is not None and thinking.silent and (thinking.anywhere or demand.schema is not None):
             raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
         layout = self._layouts[id(self._maker.renderer(conversation))]
         tools = conversation.callable_tools if calls or demand.schema is None else ()

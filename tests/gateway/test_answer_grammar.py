@@ -20,16 +20,8 @@ END, MARK = 256, 257
 FORCED = "tool_choice"
 JSON = CallLayout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 TAGS = CallLayout("<call=", ">\n", "</call>", Tags("<arg=", ">\n", "\n</arg>\n"))
-# Templates whose calls cannot be forced: keys without quotes, arguments as text or before the name, or no end.
+# Templates whose calls cannot be forced: keys without quotes, an id in front of the name, or a call that is a channel.
 UNKNOWN = {
-    "Apertus-8B-Instruct",
-    "Cohere2MoE",
-    "CohereForAI-c4ai-command-r-plus-tool_use",
-    "GLM-4.6",
-    "chatqa",
-    "deepseek-ai-DeepSeek-V3",
-    "llama-cpp-rwkv-world",
-    "meetkai-functionary-medium-v3.1",
     "openai-gpt-oss-120b",
     "upstage-Solar-Open-100B",
     "gemma",
