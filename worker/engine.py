@@ -11,7 +11,8 @@ import math
 import queue
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +51,19 @@ class _Rows:
     def __init__(self, logits: Tensor, runner: Runner) -> None:
         self.logits = logits
         self._best, self._most = runner.largest(logits)
+        self._drawn: dict[int, int] = {}
+
+    def draw(self, samplers: Sequence[Sampler]) -> None:
+        """Draw the tokens of all rows that want nothing else, so that the device is waited for once."""
+        drawn: dict[int, Tensor] = {}
+        for row, sampler in enumerate(samplers):
+            # A fault is left to `choose`, where it costs one request.
+            if sampler.is_plain_draw and math.isfinite(self._most[row]):
+                with suppress(Exception):
+                    drawn[row] = sampler.draw(self.logits[row])
+        if drawn:
+            tokens = torch.cat(list(drawn.values())).tolist()
+            self._drawn = dict(zip(drawn, tokens, strict=True))
 
     def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
         """The next token of one row. Raises `ValueError` where the model gave none to choose from."""
@@ -57,6 +71,8 @@ class _Rows:
             raise ValueError("the model's logits are not finite")
         if sampler.is_plain_greedy:
             return self._best[row], None
+        if row in self._drawn:
+            return self._drawn[row], None
         return sampler.choose(self.logits[row])
 
 
@@ -216,7 +232,10 @@ class Engine:
                             [choice.entry for choice in choices if choice.entry is not None],
                         )
                     self._ahead.start_after(step)
-                    return _Rows(started, self._runner)
+                    rows = _Rows(started, self._runner)
+                    if self._ahead.step is None:  # or all are greedy, and the logits another step's
+                        rows.draw([choice.sampler for choice in choices])
+                    return rows
             case SwapOut(choice, blocks, entry):
                 choice.saved = self._runner.save(blocks, entry)
             case SwapIn(choice, blocks):

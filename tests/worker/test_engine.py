@@ -180,3 +180,31 @@ def test_control_is_answered_between_the_passes_of_a_prefill():
     rig.sockets.inbox.put(FromGateway(b"gateway", Cancel(request, "disconnect")))
     rig.run()
     assert rig.runner.prefilled[-1][2] == 24
+
+
+def test_drawn_tokens_of_a_step_are_those_drawn_one_by_one(monkeypatch):
+    def tokens(together: bool):
+        rig = Rig()
+        rig.runner.logits = lambda state: torch.randn(VOCAB, generator=torch.Generator().manual_seed(state % 1000))
+        if not together:
+            monkeypatch.setattr("worker.sampling.Sampler.is_plain_draw", False)
+        asked = [rig.generate(one(1, 3), max_tokens=9, temperature=0.0)]
+        kinds = [{"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 2, "top_p": 0.8, "min_p": 0.01}]
+        asked += [rig.generate(one(i, 3 + i), max_tokens=9, **kind) for i, kind in enumerate(kinds)]
+        rig.runner.decode = unchecked(rig)
+        rig.run()
+        return [rig.tokens(request, 0) for request in asked]
+
+    def unchecked(rig):
+        """Decode steps whose logits are those of the tokens so far, whatever was drawn."""
+        rig.runner.decoded = []
+
+        def decode(ids, _tables, lengths, _entries):
+            rig.runner.decoded.append(ids)
+            return torch.stack([rig.runner.logits(hash(pair)) for pair in zip(ids, lengths, strict=True)])
+
+        return decode
+
+    apart = tokens(together=True)
+    assert [len(each) for each in apart] == [9, 9, 9]
+    assert tokens(together=False) == apart
