@@ -9,17 +9,16 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
-from contextlib import suppress
 
 _BEATS_PER_WATCHDOG = 4  # so that one which is late, or lost, is no reason to be killed
-_SEND_SECONDS = 1.0  # a manager that takes no more messages must not hold the process up
+_TRIES, _PAUSE_SECONDS = 20, 0.05  # for words that are said once, where the manager has not yet taken earlier ones
 
 
 class Notifier:
     """Takes the manager's variables out of `environ`, so that a child of ours does not speak in our name.
 
-    May be used from a signal handler and from any thread. A message that cannot be sent is lost: no process ends for
-    want of a listener.
+    May be used from a signal handler and from any thread. A message that cannot be sent is lost: no process ends, or
+    waits, for want of a listener.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -32,7 +31,7 @@ class Notifier:
             return
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(_SEND_SECONDS)
+        self._socket.setblocking(False)
         if microseconds.isdecimal() and int(microseconds) and watched_pid == str(os.getpid()):
             self.beat_seconds = int(microseconds) / 1e6 / _BEATS_PER_WATCHDOG
         self._next_beat = 0.0
@@ -40,14 +39,15 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Start-up is complete: from now on the watchdog runs."""
-        self._send("READY=1", *self._changed(status))
+        self._send("READY=1", *self._changed(status), tries=_TRIES)
 
     def status(self, text: str) -> None:
         """What `systemctl status` shows; sent only where it is news."""
-        self._send(*self._changed(text))
+        if not self._send(*self._changed(text)):
+            self._status = ""  # to be said again
 
     def stopping(self) -> None:
-        self._send("STOPPING=1", *self._changed("stopping"))
+        self._send("STOPPING=1", *self._changed("stopping"), tries=_TRIES)
 
     def alive(self) -> None:
         """The process makes progress. Cheap enough to be called all the time; sent once in `beat_seconds`."""
@@ -70,7 +70,18 @@ class Notifier:
         self._status = line
         return (f"STATUS={line}",)
 
-    def _send(self, *assignments: str) -> None:
-        if self._socket is not None and assignments:
-            with suppress(OSError):
+    def _send(self, *assignments: str, tries: int = 1) -> bool:
+        """False if the manager did not take them."""
+        if self._socket is None or not assignments:
+            return True
+        for left in reversed(range(tries)):
+            try:
                 self._socket.sendto("\n".join(assignments).encode(), self._address)
+            except BlockingIOError:
+                if left:
+                    time.sleep(_PAUSE_SECONDS)
+            except OSError:
+                return False
+            else:
+                return True
+        return False

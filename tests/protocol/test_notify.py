@@ -113,6 +113,26 @@ def test_a_manager_that_is_gone_is_no_error(notifier, manager):
     notifier.ready("serving")
 
 
+def test_a_manager_that_does_not_listen_holds_nobody_up(notifier, manager):
+    """Once its queue is full, words are lost, but for a status: that is said when there is room again."""
+    texts = [f"at {number}" for number in range(2000)]
+    for text in texts:
+        notifier.status(text)
+    taken = [message[0].removeprefix("STATUS=") for message in heard(manager)]
+    assert taken == texts[: len(taken)]
+    assert len(taken) < len(texts)
+    notifier.status(texts[-1])
+    assert heard(manager) == [[f"STATUS={texts[-1]}"]]
+
+
+def test_readiness_waits_a_little_for_room(notifier, manager, monkeypatch):
+    for number in range(2000):
+        notifier.status(f"at {number}")
+    monkeypatch.setattr(notify.time, "sleep", lambda _seconds: heard(manager))
+    notifier.ready("serving")
+    assert heard(manager) == [["READY=1", "STATUS=serving"]]
+
+
 def test_children_do_not_speak_in_our_name(manager):
     environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
     program = (
