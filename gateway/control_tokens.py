@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFD)
+_IN_PRIVATE_USE = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
 
 
 class ControlTokens:
@@ -46,7 +47,7 @@ class ControlTokens:
 
 def unused_character(texts: Iterable[str]) -> str:
     """A private-use character that none of the texts holds."""
-    used = {character for text in texts for character in text if ord(character) in _PRIVATE_USE}
+    used = {character for text in texts if not text.isascii() for character in _IN_PRIVATE_USE.findall(text)}
     return next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
 
 

@@ -82,7 +82,7 @@ class ChatTemplate:
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         context[_OWNED] = owned
         pieces: list[str] = []
-        for piece in self._template.generate(context):
+        for piece in self._template.root_render_func(self._template.new_context(context)):
             if piece:
                 pieces.append(piece)
                 owned.wrote(len(piece))

@@ -14,6 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 
 class TemplateRefusal(TemplateError):
@@ -31,7 +32,8 @@ class GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with a short way to what templates read by the thousand: fields of dicts, loops, methods of text.
+    """The sandbox with a short way to what templates read by the thousand: fields of dicts and of
+    namespaces, loops, methods of text.
 
     Nothing that the sandbox refuses or wraps goes this way: no private names, and no `format`, which it gives out
     as a function of its own.
@@ -40,8 +42,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
         if kind is dict:
-            if attribute in obj and attribute not in _DICT_NAMES:
-                return obj[attribute]
+            if attribute not in _DICT_NAMES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif kind is Namespace:
+            if attribute[:1] != "_":
+                try:
+                    return getattr(obj, attribute)
+                except AttributeError:
+                    return self.undefined(obj=obj, name=attribute)
         elif (kind is str and attribute in _STR_METHODS) or (kind is LoopContext and attribute in _LOOP_NAMES):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)

@@ -110,7 +110,7 @@ class PromptTokenizer:
         self._refuse_hopeless(text, limit)
         if not self.by_pieces:
             return self._encode_whole(text, positions, sentinel)
-        known = None if sentinel else self._texts.find(text, positions)
+        known = self._texts.find(text, positions, sentinel)
         ids, found, marks = known or (array("i"), [], [])
         wanted = iter([*positions[len(found) :], len(text) + 1])
         position = next(wanted)
@@ -139,8 +139,7 @@ class PromptTokenizer:
                 found.append(len(ids))
                 position = next(wanted)
             marks.append((at, len(ids)))
-        if not sentinel:
-            self._texts.keep(text, ids, marks, positions, found)
+        self._texts.keep(text, ids, marks, positions, found, sentinel)
         return Encoded(ids, found)
 
     def _piece(self, text: str, inside: Sequence[int], ids: array[int], sentinel: str) -> list[int | None]:
