@@ -32,7 +32,7 @@ from worker.control import Control
 from worker.cuda.hybrid import HybridModel
 from worker.cuda.mixed_runner import MixedRunner
 from worker.cuda.product_check import check_products
-from worker.cuda.tiles import MIXED_PREFILL_SPLIT, tiles_for
+from worker.cuda.tiles import tiles_for
 from worker.cuda.triton_mixed_ops import TritonMixedOps
 from worker.engine import Engine
 from worker.io import FromGateway, WorkerSockets
@@ -84,7 +84,7 @@ class Bench:
         model = HybridModel(self.config, weights, torch.bfloat16, self.device, CONTEXT)
         torch.cuda.synchronize()
         loaded = time.monotonic()
-        ops = TritonMixedOps(tiles_for(self.device), prefill_split=MIXED_PREFILL_SPLIT)
+        ops = TritonMixedOps(tiles_for(self.device))
         counts = check_products(model, ops)
         checked = time.monotonic()
         blocks = 33 * (CONTEXT // BLOCK_TOKENS) // 4
@@ -261,11 +261,12 @@ def serve_rows(bench: Bench) -> None:
         history.append(words[1][250 * turn : 250 * (turn + 1)])
         times.append(served.first_token(history, depth=depth))
     bench.report("engine: growing conversation, 29k-33k + 250", times, None, 30, 221)
-    times = []
-    for turn in range(6):
-        shortened = [head, *(words[2][1000 * turn + i :][:200] for i in range(0, 600, 200))]
-        times.append(served.first_token(shortened, depth=len(head)))
-    bench.report("engine: shortened behind 1,000, + 600", times, None, 18, 216)
+    for new in (250, 600):
+        times = []
+        for turn in range(6):
+            shortened = [head, words[2][1000 * turn + new :][:200], words[1][1000 * turn :][: new - 200]]
+            times.append(served.first_token(shortened, depth=len(head)))
+        bench.report(f"engine: shortened behind 1,000, + {new}", times, None, 18, 216)
     windows = [[words[w][i : i + 200] for i in range(0, 7200, 200)] for w in (1, 2, 3)]
     for window in windows:
         served.first_token(window)

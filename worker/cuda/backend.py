@@ -17,7 +17,7 @@ from worker.cuda.needs import bytes_needed
 from worker.cuda.product_check import check_products
 from worker.cuda.runner import CudaRunner
 from worker.cuda.sliding import SlidingModel
-from worker.cuda.tiles import MIXED_PREFILL_SPLIT, PREFILL_SPLIT, tiles_for
+from worker.cuda.tiles import tiles_for
 from worker.kv_cache import KVCache
 from worker.model_shape import DeltaLayer, ModelConfig
 from worker.recurrent import StatePool
@@ -59,8 +59,7 @@ def prepare(model: CudaModel) -> Prepared:
     counts = check_products(model, TritonMixedOps(tiles))
 
     def make(cache: KVCache, states: StatePool | None, capture: bool = True) -> CudaRunner:
-        split = PREFILL_SPLIT if isinstance(model, DenseModel) else MIXED_PREFILL_SPLIT
-        ops = TritonMixedOps(tiles, prefill_split=split)
+        ops = TritonMixedOps(tiles)
         if isinstance(model, DenseModel):
             return CudaRunner(model, cache, ops, counts, capture)
         return MixedRunner(model, cache, ops, counts, states, capture)
