@@ -150,6 +150,11 @@ class Bench:
             started = time.perf_counter()
             run()
             times.append(1e3 * (time.perf_counter() - started))
+        self.report(work, times, floor, must, vllm)
+
+    def report(
+        self, work: str, times: Sequence[float], floor: float | None, must: float | None, vllm: float | None
+    ) -> None:
         self.rows.append(Row(work, statistics.median(times), min(times), floor, must, vllm))
         print(line(self.rows[-1]), flush=True)
 
@@ -174,11 +179,12 @@ class Sockets:
 class Served:
     """The engine with its scheduler and store around a runner, driven by hand."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, states: BlockPool | None = None, state_bytes: int = 0) -> None:
+        """`states`: the entries of recurrent state, of `state_bytes` each, where the model recurs."""
         runner = bench.runner
         size = block_bytes(bench.config, torch.bfloat16)
         self.pool = BlockPool(runner.cache.num_blocks, BLOCK_TOKENS)
-        self.store = SnapshotStore(512, self.pool, size)
+        self.store = SnapshotStore(512, self.pool, size, states=states, state_bytes=state_bytes)
         self.block_bytes = size
         self.sockets, self.metrics = Sockets(), WorkerMetrics()
         scheduler = Scheduler(
@@ -195,6 +201,7 @@ class Served:
             max_running=64,
             max_waiting=256,
             caching=True,
+            state_chunk=runner.state_chunk,
         )
         sockets, control = cast(WorkerSockets, self.sockets), cast(Control, None)
         self.engine = Engine(sockets, scheduler, self.store, runner, control, self.metrics)
@@ -208,7 +215,7 @@ class Served:
             part = array("i", message)
             token_ids.extend(part)
             digest = link_digest(digest, part)
-            boundaries.append(Boundary(len(token_ids), digest, "message", index + 1))
+            boundaries.append(Boundary(len(token_ids), digest, "message" if index else "head", index + 1))
         token_ids.extend((1, 2, 3))
         sampling = Sampling(max_tokens, temperature=0.0)
         request = Generate(f"r{self._asked}", token_ids, tuple(boundaries), sampling, cache_prompt=cache)
@@ -321,7 +328,7 @@ def line(row: Row) -> str:
         return f"{value:10.2f}" if value is not None else f"{'-':>10}"
 
     numbers = (row.median, row.best, row.floor, row.must, row.vllm)
-    return f"{row.work:44}" + "".join(cell(value) for value in numbers)
+    return f"{row.work:44}" + "".join(cell(value) for value in (*numbers, row.floor and row.median / row.floor))
 
 
 def main() -> None:
@@ -339,7 +346,9 @@ def main() -> None:
     print(f"{card}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {bench.bytes_per_ms / 1e9:.2f} TB/s, product {bench.flops_per_ms / 1e9:.0f} TFLOP/s")
     print(json.dumps(bench.start))
-    print(f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}")
+    print(
+        f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}{'/ floor':>10}"
+    )
     bench.first_token(0, 33018)  # fills the pool
     bench.prefill_row("first token, 32k cached + 250 new", 32768, 250, 30, 158)
     bench.prefill_row("first token, 7k cached + 200 new", 7168, 200, 15, 45)

@@ -1,8 +1,8 @@
 """Times the CUDA engine on random weights of the 9B hybrid shape: `python tests/bench/gpu_hybrid.py`.
 
 As `gpu_dense.py` does it: in this process, passes from their call to the token id on the host, and whole requests from
-the engine's inbox to the event that carries the first token. The last column is what vLLM 0.24 did at the same work on
-one H100, from the client side, its states kept on a grid of 272 tokens.
+the engine's inbox to the event that carries the first token. The column of vLLM 0.24 is what that did at the same work
+on one H100, from the client side, its states kept on a grid of 272 tokens.
 """
 
 from __future__ import annotations
@@ -11,38 +11,27 @@ import argparse
 import gc
 import json
 import logging
-import statistics
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import triton
-from gpu_dense import Row, Sockets, ceilings, device_ms, line
+from gpu_dense import Bench, Row, Served, ceilings, device_ms
 from random_model import random_weights
 from torch.profiler import ProfilerActivity, profile
 
-from protocol.digest import link_digest, root_digest
-from protocol.messages import Boundary, Generate, Sampling
 from worker.block_pool import BlockPool
-from worker.control import Control
 from worker.cuda.hybrid import HybridModel
 from worker.cuda.mixed_runner import MixedRunner
 from worker.cuda.product_check import check_products
 from worker.cuda.tiles import tiles_for
 from worker.cuda.triton_mixed_ops import TritonMixedOps
-from worker.engine import Engine
-from worker.io import FromGateway, WorkerSockets
-from worker.journal import Journal
 from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
-from worker.metrics import WorkerMetrics
 from worker.model_config import parse_config
 from worker.recurrent import StatePool
-from worker.scheduler import Scheduler
-from worker.snapshots import SnapshotStore
 from worker.steps import StateUse
 
 SHAPE: dict[str, Any] = {
@@ -70,8 +59,8 @@ ENTRIES = 256
 ATTENTION_LAYERS = 8
 
 
-class Bench:
-    """A loaded model and what was measured on it."""
+class HybridBench(Bench):
+    """A loaded hybrid and what was measured on it."""
 
     def __init__(self, repeat: int) -> None:
         self.device = torch.device("cuda")
@@ -149,108 +138,19 @@ class Bench:
         floor = moved / self.bytes_per_ms
         self.add(f"decode step, batch {batch}, {length} tokens each", step, floor, must, vllm, repeat=30)
 
-    def add(
-        self, work: str, run: Any, floor: float | None, must: float | None, vllm: float | None, repeat: int = 0
-    ) -> None:
-        for _ in range(2):
-            run()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(repeat or self.repeat):
-            started = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - started))
-        self.report(work, times, floor, must, vllm)
 
-    def report(
-        self, work: str, times: Sequence[float], floor: float | None, must: float | None, vllm: float | None
-    ) -> None:
-        self.rows.append(Row(work, statistics.median(times), min(times), floor, must, vllm))
-        print(line(self.rows[-1]), flush=True)
+def first_token(served: Served, messages: Sequence[Sequence[int]], depth: int) -> float:
+    """Milliseconds to the first token of a prompt that starts from a snapshot of `depth` tokens, or it says so."""
+    request_id, asked = served.ask(messages)
+    served.run()
+    if served.sockets.depths[request_id] != depth:
+        print(f"  started from {served.sockets.depths[request_id]} of {depth} tokens")
+    return 1e3 * (served.sockets.tokens[request_id][0] - asked)
 
 
-class Served:
-    """The engine with its scheduler and store around a runner, driven by hand."""
-
-    def __init__(self, bench: Bench) -> None:
-        runner = bench.runner
-        size = block_bytes(bench.config, torch.bfloat16)
-        pool = BlockPool(runner.cache.num_blocks, BLOCK_TOKENS)
-        entry_bytes = bench.states.layout.entry_bytes
-        store = SnapshotStore(512, pool, size, states=BlockPool(ENTRIES, 1), state_bytes=entry_bytes)
-        self.store, self.sockets, self.metrics = store, Sockets(), WorkerMetrics()
-        scheduler = Scheduler(
-            epoch="e",
-            store=store,
-            pool=pool,
-            metrics=self.metrics,
-            journal=Journal(),
-            emit=self.sockets.send,
-            max_model_len=CONTEXT,
-            vocab_size=bench.config.vocab_size,
-            max_prefill_rows=runner.max_prefill_rows,
-            shared_prefill_rows=runner.shared_prefill_rows,
-            max_running=64,
-            max_waiting=256,
-            caching=True,
-            state_chunk=runner.state_chunk,
-        )
-        sockets, control = cast(WorkerSockets, self.sockets), cast(Control, None)
-        self.engine = Engine(sockets, scheduler, store, runner, control, self.metrics)
-        self._asked = 0
-
-    def ask(self, messages: Sequence[Sequence[int]], max_tokens: int = 1, cache: bool = True) -> tuple[str, float]:
-        """Put a prompt of these messages, the first a head, and a short suffix in the inbox: its id, and when."""
-        self._asked += 1
-        token_ids, boundaries, digest = array("i"), [], root_digest("model", "")
-        for index, message in enumerate(messages):
-            part = array("i", message)
-            token_ids.extend(part)
-            digest = link_digest(digest, part)
-            boundaries.append(Boundary(len(token_ids), digest, "message" if index else "head", index + 1))
-        token_ids.extend((1, 2, 3))
-        sampling = Sampling(max_tokens, temperature=0.0)
-        request = Generate(f"r{self._asked}", token_ids, tuple(boundaries), sampling, cache_prompt=cache)
-        asked = time.perf_counter()
-        self.sockets.inbox.put(FromGateway(b"gateway", request))
-        return request.request_id, asked
-
-    def run(self) -> None:
-        """Until all is answered."""
-        self.engine.turn(wait=False)
-        while self.engine.running_count or self.engine.waiting_count:
-            self.engine.turn(wait=False)
-
-    def first_token(
-        self, messages: Sequence[Sequence[int]], cache: bool = True, depth: int | None = None
-    ) -> float:
-        """Milliseconds from asking to the first token."""
-        request_id, asked = self.ask(messages, cache=cache)
-        self.run()
-        if depth is not None and self.sockets.depths[request_id] != depth:
-            print(f"  started from {self.sockets.depths[request_id]} of {depth} tokens")
-        return 1e3 * (self.sockets.tokens[request_id][0] - asked)
-
-    def token_ms(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """Mean milliseconds between the tokens of each of these requests, while all of them decode."""
-        asked = [self.ask([part], 128 + 4 * len(prompts), cache=False)[0] for part in prompts]
-        self.run()
-        begin = max(self.sockets.tokens[request_id][0] for request_id in asked)
-        means = []
-        for request_id in asked:
-            times = [at for at in self.sockets.tokens[request_id] if at > begin][:100]
-            means.append(1e3 * (times[-1] - times[0]) / (len(times) - 1))
-        return means
-
-    def mean_ms(self, name: str) -> float:
-        """Mean of a histogram of seconds."""
-        total = self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_sum") or 0.0
-        return 1e3 * total / (self.metrics.registry.get_sample_value(f"prefixd_{name}_seconds_count") or 1.0)
-
-
-def serve_rows(bench: Bench) -> None:
+def serve_rows(bench: HybridBench) -> None:
     """Whole requests through the engine."""
-    served, repeat = Served(bench), bench.repeat
+    served, repeat = Served(bench, BlockPool(ENTRIES, 1), bench.states.layout.entry_bytes), bench.repeat
     words = [list(bench.ids[i:]) + list(bench.ids[:i]) for i in range(0, 4 * 512, 512)]
     head = words[3][:1000]
     history = [head, *(words[0][i : i + 250] for i in range(0, 28_000, 250))]
@@ -259,13 +159,13 @@ def serve_rows(bench: Bench) -> None:
     for turn in range(16):
         depth = sum(map(len, history))
         history.append(words[1][250 * turn : 250 * (turn + 1)])
-        times.append(served.first_token(history, depth=depth))
+        times.append(first_token(served, history, depth))
     bench.report("engine: growing conversation, 29k-33k + 250", times, None, 30, 221)
     for new in (250, 600):
         times = []
         for turn in range(6):
             shortened = [head, words[2][1000 * turn + new :][:200], words[1][1000 * turn :][: new - 200]]
-            times.append(served.first_token(shortened, depth=len(head)))
+            times.append(first_token(served, shortened, len(head)))
         bench.report(f"engine: shortened behind 1,000, + {new}", times, None, 18, 216)
     windows = [[words[w][i : i + 200] for i in range(0, 7200, 200)] for w in (1, 2, 3)]
     for window in windows:
@@ -275,7 +175,7 @@ def serve_rows(bench: Bench) -> None:
         for window in windows:
             depth = sum(map(len, window))
             window.append(words[2][4000 + 200 * turn :][:200])
-            times.append(served.first_token(window, depth=depth))
+            times.append(first_token(served, window, depth))
     bench.report("engine: three windows, 7k + 200", times, None, 18, 111)
     for name, size, must, vllm in (("2k", 2048, 80, 160), ("8k", 8192, 240, 255), ("32k", 32768, 1050, 1057)):
         part = words[3][: size - 3]
@@ -291,7 +191,7 @@ def serve_rows(bench: Bench) -> None:
     bench.report("engine: commit (host)", [served.mean_ms("commit")], None, 0.5, None)
 
 
-def kernels(bench: Bench, name: str, run: Any, file: Path | None) -> None:
+def kernels(name: str, run: Any, file: Path | None) -> None:
     """Where the time of a pass goes, by kernel."""
     run()
     torch.cuda.synchronize()
@@ -317,14 +217,16 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("worker.journal").setLevel(logging.WARNING)
     torch.set_grad_enabled(False)
-    bench = Bench(options.repeat)
+    bench = HybridBench(options.repeat)
     gc.collect()
     gc.freeze()
     card = torch.cuda.get_device_name()
     print(f"{card}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {bench.bytes_per_ms / 1e9:.2f} TB/s, product {bench.flops_per_ms / 1e9:.0f} TFLOP/s")
     print(json.dumps(bench.start))
-    print(f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}")
+    print(
+        f"{'milliseconds':44}{'median':>10}{'best':>10}{'floor':>10}{'must':>10}{'vLLM 0.24':>10}{'/ floor':>10}"
+    )
     bench.first_token(0, 33018)  # fills the pool
     bench.states.memory[2].normal_(std=0.1)
     bench.prefill_row("first token, 32k cached + 250 new", 32768, 250, 30, 221)
@@ -340,12 +242,10 @@ def main() -> None:
     bench.report("copy of a state (device)", [copies], None, 0.5, None)
     serve_rows(bench)
     if options.profile:
-        kernels(bench, "32k cached + 250 new", lambda: bench.first_token(32768, 250), options.profile)
-        kernels(bench, "cold 8k", lambda: bench.first_token(0, 8192), options.profile)
+        kernels("32k cached + 250 new", lambda: bench.first_token(32768, 250), options.profile)
+        kernels("cold 8k", lambda: bench.first_token(0, 8192), options.profile)
         tables, entries = [bench.blocks[:10]], [10]
-        kernels(
-            bench, "decode, batch 1", lambda: bench.runner.decode([5], tables, [256], entries), options.profile
-        )
+        kernels("decode, batch 1", lambda: bench.runner.decode([5], tables, [256], entries), options.profile)
     if options.json:
         rows = [asdict(row) for row in bench.rows]
         options.json.write_text(json.dumps({"card": card, **bench.start, "rows": rows}))
