@@ -64,8 +64,9 @@ class MixedRunner(CudaRunner):
         self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
     ) -> Tensor:
         """As `CudaRunner.prefill`. If this raises, none of the states in `use` is one any more."""
-        if self.states is None or use is None:
+        if self.states is None:
             return super().prefill(token_ids, blocks, start)
+        assert use is not None, "a pass that says nothing of states would move some on"
         plan = ChunkPlan.of(len(token_ids), use)
         self._replays = plan.chunks <= _CAPTURED_CHUNKS
         if self._prefill_graphs is not None and self._is_captured(self._count_for(len(token_ids))):
