@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.anthropic_tools import Tools
-from gateway.canonical import parse_arguments, parse_content, without_billing_header, wrong
+from gateway.canonical import parse_arguments, parse_content, uncalled, without_billing_header, wrong
 from gateway.conversation import Message, ToolCall
 from gateway.hints import mark_seconds
 
@@ -29,9 +29,14 @@ def parse_messages(
     if not value:
         raise wrong("messages", "must not be empty")
     last = len(value) - 1
-    messages = [
-        part for at, item in enumerate(value) for part in _message(item, f"messages.{at}", tools, last=at == last)
-    ]
+    messages: list[Message] = []
+    called = False
+    for at, item in enumerate(value):
+        parts = list(_message(item, f"messages.{at}", tools, last=at == last))
+        if not called and any(part.role == "tool" for part in parts):
+            raise uncalled(f"messages.{at}")
+        called = called or any(part.role == "assistant" for part in parts)
+        messages += parts
     text = parse_content(system, "system")
     if drop_billing_header:
         text = without_billing_header(text)

@@ -10,6 +10,7 @@ import orjson
 
 from protocol.errors import RequestError
 
+MAX_DEPTH = 128  # what reads and writes JSON here goes down by calling itself, some of it 254 times at most
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -21,7 +22,24 @@ def parse_object(body: bytes) -> dict[str, Any]:
         value = _with_surrogates(body, error)
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
+    if is_too_deep(value):
+        raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
     return value
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether lists and objects lie in one another more than `MAX_DEPTH` deep."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _with_surrogates(body: bytes, refusal: orjson.JSONDecodeError) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from gateway.body import is_too_deep
 from gateway.conversation import Message, Role, ToolCall
 from gateway.hints import mark_seconds
 from protocol.errors import RequestError
@@ -42,6 +43,11 @@ def parse_messages(value: object, *, drop_billing_header: bool = True) -> tuple[
         raise wrong("messages", "must not be empty")
     last = len(value) - 1
     messages = tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
+    for at, message in enumerate(messages):
+        if message.role == "assistant":
+            break
+        if message.role == "tool":
+            raise uncalled(f"messages.{at}")
     if not drop_billing_header or messages[0].role != "system":
         return messages
     content = without_billing_header(messages[0].content)
@@ -152,9 +158,10 @@ def parse_arguments(value: object, where: str) -> Any:
     if not isinstance(value, str):
         raise wrong(where, "must be a string of JSON")
     try:
-        return json.loads(value)  # not orjson: it turns large whole numbers into floats
+        parsed = json.loads(value)  # not orjson: it turns large whole numbers into floats
     except (ValueError, RecursionError):
         return value
+    return value if is_too_deep(parsed) else parsed
 
 
 def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
@@ -182,6 +189,11 @@ def function_tool(function: object, where: str) -> dict[str, Any]:
 
 def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def uncalled(field: str) -> RequestError:
+    """The error of a tool's result before which the assistant has said nothing: calls may also be in its text."""
+    return wrong(field, "is the result of a tool, but no message before it can have called one")
 
 
 def wrong(field: str, problem: str) -> RequestError:

@@ -39,6 +39,7 @@ class ErrorAnswer:
 
 
 _OVERLOADED = "overloaded"
+_MAX_WORDS = 1000  # characters; what a client sent may be part of them
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = _TYPES | {
     403: "permission_error",
@@ -53,7 +54,9 @@ def error_answer(error: ServeError) -> ErrorAnswer:
     """The one place where errors get their status."""
     match error:
         case RequestError():
-            return ErrorAnswer(error.status, str(error), error.param, error.code)
+            return ErrorAnswer(
+                error.status, _clipped(str(error)), error.param and _clipped(error.param), error.code
+            )
         case CapacityError():
             later = {"Retry-After": str(error.retry_after_seconds)}
             return ErrorAnswer(error.status, str(error), code=_OVERLOADED, headers=later)
@@ -61,6 +64,10 @@ def error_answer(error: ServeError) -> ErrorAnswer:
             return ErrorAnswer(503, str(error), code="worker_unavailable", headers={"Retry-After": "2"})
         case _:
             return ErrorAnswer(500, str(error), code="internal_error")
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MAX_WORDS else text[:_MAX_WORDS] + "..."
 
 
 def failure(event: Failed) -> ServeError:

@@ -18,6 +18,7 @@ SERVER = "prefixd"
 
 _CLEANUP_SECONDS = 1.0  # for connections whose requests have all been answered
 _FIRST_LINE = 256  # bytes that are looked at
+_NOT_AWAITED = (408, 503)
 _ANTHROPIC = b" /v1/messages"
 
 _log = logging.getLogger("prefixd.gateway")
@@ -62,6 +63,15 @@ class _Connection(web.RequestHandler):
         if b" HTTP/" in line:
             self._asked = line
         super().data_received(data)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Behind an answer that did not wait for its request's body, nobody waits for the rest of it either."""
+        finished = await super().finish_response(request, resp, start_time)
+        if resp.status in _NOT_AWAITED and not request.content.is_eof():
+            self.force_close()
+        return finished
 
     def handle_error(
         self,

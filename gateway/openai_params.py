@@ -13,6 +13,7 @@ from protocol.messages import Sampling
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
+MAX_NAME = 1024  # characters
 MAX_LOGPROBS = 20
 _ID_DIGITS = 20  # of a token id written out, leading zeros too: int() refuses thousands
 _TOKEN_NAMES = {"propertyNames": {"pattern": f"^[0-9]{{1,{_ID_DIGITS}}}$"}}  # checked by `_bias`
@@ -51,7 +52,7 @@ class CommonParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="ignore")
 
-    model: str | None = None
+    model: Annotated[str, Field(max_length=MAX_NAME)] | None = None  # every chunk of a stream repeats it
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), Whole] | None = None

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from gateway.canonical import parse_arguments, parse_content, wrong
+from gateway.canonical import parse_arguments, parse_content, uncalled, wrong
 from gateway.conversation import Message, Role, ToolCall
 from gateway.responses_tools import CUSTOM_FIELD, function_name
 
@@ -130,6 +130,8 @@ class _History:
             content = "\n".join(_shell_output(part, f"{where}.output.{at}") for at, part in enumerate(output))
         else:
             content = parse_content(output, f"{where}.output")
+        if not any(message.role == "assistant" for message in reversed(self._messages)):
+            raise uncalled(where)
         self._messages.append(Message("tool", content, tool_call_id=call_id))
 
     def _end_turn(self, last: bool = False) -> None:

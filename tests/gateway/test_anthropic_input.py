@@ -64,7 +64,8 @@ def test_results_and_text_of_one_message_keep_their_order():
         result("c"),
         text("at last"),
     ]
-    assert parsed({"role": "user", "content": content}) == (
+    called = {"role": "assistant", "content": [use(name) for name in "abc"]}
+    assert parsed(called, {"role": "user", "content": content})[1:] == (
         Message("tool", "one", tool_call_id="a"),
         Message("user", "between\nand more"),
         Message("tool", "two\nlines", tool_call_id="b"),
@@ -74,7 +75,9 @@ def test_results_and_text_of_one_message_keep_their_order():
 
 
 def test_results_alone_leave_no_empty_message():
-    assert parsed({"role": "user", "content": [result("a", "one")]}) == (Message("tool", "one", tool_call_id="a"),)
+    called = {"role": "assistant", "content": [use("a")]}
+    told = parsed(called, {"role": "user", "content": [result("a", "one")]})
+    assert told[1:] == (Message("tool", "one", tool_call_id="a"),)
     assert parsed({"role": "user", "content": []}) == (Message("user", ""),)
 
 
@@ -146,9 +149,9 @@ def test_deferred_tools_are_described_where_a_search_found_them():
     )
     assert [tool["function"]["name"] for tool in tools.shown] == ["look"]
     assert tools.loaded == ()
-    told = anthropic_input.parse_messages(
-        None, [USER, {"role": "user", "content": [result("a", [text("Two."), *found]), text("Well?")]}], tools
-    )
+    searched = {"role": "assistant", "content": [use("a")]}
+    answered = {"role": "user", "content": [result("a", [text("Two."), *found]), text("Well?")]}
+    told = anthropic_input.parse_messages(None, [searched, answered], tools)
     lines = f"Two.\n<functions>\n{line('fetch')}\n{line('watch')}\n</functions>"
     assert told[1:] == (Message("tool", lines, tool_call_id="a"), Message("user", "Well?"))
     assert [tool["function"]["name"] for tool in tools.loaded] == ["fetch", "watch"]

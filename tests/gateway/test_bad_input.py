@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+import threading
 from typing import Any
 
+import aiohttp
 import pytest
 from fake_worker import FakeWorker
 from served import Served
 
+from gateway.canonical import parse_arguments
 from gateway.config import GatewaySettings
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -95,3 +99,256 @@ async def test_stopping_does_not_wait_for_bodies(served: Served, path: str):
     status, _, body = await waiting
     assert status == 503
     assert body["error"]["message"] == "the server is shutting down"
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(*messages: object, **fields: object) -> tuple[str, dict[str, Any]]:
+    return CHAT, {"messages": list(messages), **fields}
+
+
+def anthropic(*messages: object, **fields: object) -> tuple[str, dict[str, Any]]:
+    return MESSAGES, {"messages": list(messages), "max_tokens": 9, **fields}
+
+
+def responses(*items: object, **fields: object) -> tuple[str, dict[str, Any]]:
+    return RESPONSES, {"input": list(items), **fields}
+
+
+def say(content: object, role: str = "user") -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+UNCALLED = "is the result of a tool, but no message before it can have called one"
+TEXT_ONLY = "this model takes text only"
+EXACT = {
+    "unknown role": (
+        chat(say("hi", "robot")),
+        "messages.0.role must be one of system, developer, user, assistant, tool, function",
+    ),
+    "unknown role, messages": (
+        anthropic(say("hi", "developer")),
+        "messages.0.role must be one of user, assistant, system",
+    ),
+    "unknown role, responses": (
+        responses(say("hi", "tool")),
+        "input.0.role must be one of system, developer, user, assistant",
+    ),
+    "image": (
+        chat(say([{"type": "image_url", "image_url": {"url": "data:,"}}])),
+        f"messages.0.content.0 has type 'image_url': {TEXT_ONLY}",
+    ),
+    "audio": (
+        chat(say(["x", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}])),
+        f"messages.0.content.1 has type 'input_audio': {TEXT_ONLY}",
+    ),
+    "file": (chat(say([{"type": "file", "file": {}}])), f"messages.0.content.0 has type 'file': {TEXT_ONLY}"),
+    "image, messages": (
+        anthropic(say([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}])),
+        "messages.0.content.0 has type 'image', which this model does not take here",
+    ),
+    "document, messages": (
+        anthropic(say([{"type": "document", "source": {}}])),
+        "messages.0.content.0 has type 'document', which this model does not take here",
+    ),
+    "image, responses": (
+        responses(say([{"type": "input_image", "image_url": "data:,"}])),
+        f"input.0.content.0 has type 'input_image': {TEXT_ONLY}",
+    ),
+    "audio, responses": (
+        responses(say([{"type": "input_audio", "input_audio": {}}])),
+        f"input.0.content.0 has type 'input_audio': {TEXT_ONLY}",
+    ),
+    "result without a call": (
+        chat(USER, {"role": "tool", "tool_call_id": "a", "content": "x"}),
+        f"messages.1 {UNCALLED}",
+    ),
+    "result without a call, messages": (
+        anthropic(say([{"type": "tool_result", "tool_use_id": "a", "content": "x"}])),
+        f"messages.0 {UNCALLED}",
+    ),
+    "result without a call, responses": (
+        responses(USER, {"type": "function_call_output", "call_id": "a", "output": "x"}),
+        f"input.1 {UNCALLED}",
+    ),
+    "long name": (chat(USER, model="m" * 1025), "model: String should have at most 1024 characters"),
+    "wrong type": (chat(USER, max_tokens="9"), "max_tokens: Input should be a valid integer"),
+    "wrong type, messages": (anthropic(USER, stream="yes"), "stream: Input should be a valid boolean"),
+    "wrong type, responses": (responses(USER, temperature=[]), "temperature: Input should be a valid number"),
+    "no list": ((CHAT, {"messages": "hi"}), "messages must be a list"),
+    "no text": ((RESPONSES, {"input": 5}), "input must be a string or a list of items"),
+    "no prompt": ((PLAIN, {"prompt": {}}), "prompt must be text, a list of token ids, or a list of these"),
+    "nothing to count": ((COUNT, {}), "messages must be a list"),
+}
+
+
+@pytest.mark.parametrize(("sent", "words"), EXACT.values(), ids=EXACT)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_exact_words(
+    served: Served, worker: FakeWorker, sent: tuple[str, dict[str, Any]], words: str, stream: bool
+):
+    path, body = sent
+    response = await served.post(path, {"stream": stream, **body})
+    told = await response.json()
+    assert (response.status, told["error"]["message"]) == (400, words)
+    assert told["error"]["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"]
+    assert not worker.requests
+
+
+async def test_results_of_calls_are_taken(served: Served, worker: FakeWorker):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    asked = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    for path, body in (
+        chat(USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a"}),
+        anthropic(USER, say([use], "assistant"), say([result, {"type": "text", "text": "and"}])),
+        responses(USER, asked, {"type": "function_call_output", "call_id": "a", "output": "x"}),
+    ):
+        response = await served.post(path, body)
+        assert response.status == 200, await response.text()
+
+
+RAW = {
+    "nothing": (b"", "the body is not JSON: "),
+    "half": (b'{"messages": [', "the body is not JSON: "),
+    "list": (b"[]", "the body must be a JSON object"),
+    "utf-8": (b'{"messages": "\xff"}', "the body is not JSON: "),
+    "half a utf-8": (b'{"messages": "\xe2\x82"}', "the body is not JSON: "),
+    "utf-16": ('{"messages": []}'.encode("utf-16"), "the body is not JSON: "),
+    "constant": (b'{"temperature": NaN}', "the body is not JSON: "),
+    "brackets": (b"[" * 1_000_000, "the body is not JSON: "),
+}
+
+
+@pytest.mark.parametrize(("raw", "words"), RAW.values(), ids=RAW)
+@pytest.mark.parametrize("path", PATHS)
+async def test_bodies_that_are_no_json_objects(
+    served: Served, worker: FakeWorker, path: str, raw: bytes, words: str
+):
+    response = await served.http.post(served.url + path, data=raw)
+    error = (await response.json())["error"]
+    assert (response.status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith(words)
+    assert not worker.requests
+
+
+def nested(depth: int, key: str = "items", inner: object = None) -> object:
+    value: object = inner or {}
+    for _ in range(depth):
+        value = {key: value}
+    return value
+
+
+NESTED = {
+    "variables": lambda value: chat(USER, chat_template_kwargs={"x": value}),
+    "tool": lambda value: chat(USER, tools=[{"type": "function", "function": {"name": "f", "parameters": value}}]),
+    "forced": lambda value: chat(
+        USER, tool_choice="required", tools=[{"type": "function", "function": {"name": "f", "parameters": value}}]
+    ),
+    "schema": lambda value: chat(USER, response_format={"type": "json_schema", "json_schema": {"schema": value}}),
+    "arguments": lambda value: chat(
+        USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": value}}]}
+    ),
+    "unknown": lambda value: chat(USER, unknown=value),
+    "tool, messages": lambda value: anthropic(USER, tools=[{"name": "f", "input_schema": value}]),
+    "use": lambda value: anthropic(
+        USER, say([{"type": "tool_use", "id": "a", "name": "f", "input": value}], "assistant")
+    ),
+    "tool, responses": lambda value: responses(
+        USER, tools=[{"type": "function", "name": "f", "parameters": value}]
+    ),
+}
+
+
+@pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("depth", [100, 128, 900])
+async def test_deep_nesting_is_served_or_refused(served: Served, worker: FakeWorker, make: Any, depth: int):
+    path, body = make(nested(depth))
+    response = await served.post(path, body)
+    told = await response.json()
+    if depth > 100:
+        assert (response.status, told["error"]["message"]) == (400, "the body is nested more than 128 deep")
+    else:
+        assert response.status in (200, 400), told
+    assert bool(worker.requests) is (response.status == 200)
+
+
+@pytest.mark.parametrize(("depth", "stays"), [(128, False), (129, True), (950, True), (100_000, True)])
+def test_deep_arguments_in_a_string_stay_text(depth: int, stays: bool):
+    text = "[" * depth + "]" * depth
+    assert (parse_arguments(text, "arguments") == text) is stays
+
+
+async def post_large(served: Served, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    return await served.http.post(served.url + path, data=io.BytesIO(json.dumps(body).encode()))
+
+
+MANY = 100_000
+LARGE = 10 << 20
+
+
+@pytest.mark.parametrize("make", [chat, anthropic, responses])
+async def test_a_hundred_thousand_messages_are_too_long_and_hold_nobody_up(
+    served: Served, worker: FakeWorker, make: Any
+):
+    large = asyncio.create_task(post_large(served, *make(*[USER] * MANY)))
+    small = await served.chat()
+    assert small.status == 200
+    response = await large
+    assert response.status == 400
+    assert (await response.json())["error"]["message"].startswith("prompt is too long: at least ")
+    assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [say("x" * LARGE)]}),
+        (MESSAGES, {"messages": [say("x" * LARGE)], "max_tokens": 9}),
+        (RESPONSES, {"input": "x" * LARGE}),
+        (PLAIN, {"prompt": "x" * LARGE}),
+    ],
+    ids=["chat", "messages", "responses", "completions"],
+)
+async def test_ten_megabytes_of_text_are_too_long(
+    served: Served, worker: FakeWorker, path: str, fields: dict[str, Any]
+):
+    response = await post_large(served, path, fields)
+    assert response.status == 400
+    assert (await response.json())["error"]["message"].startswith("prompt is too long: at least ")
+    assert not worker.requests
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        chat(say("x", "r" * LARGE)),
+        chat(say([{"type": "t" * LARGE}])),
+        chat(USER, logit_bias={"t" * LARGE: 1}),
+        chat(USER, model="m" * LARGE),
+        anthropic(say([{"type": "t" * LARGE}])),
+        responses({"type": "t" * LARGE}),
+        responses(USER, tools=[{"type": "function", "name": "f" * LARGE, "parameters": 5}]),
+    ],
+    ids=["role", "part", "bias", "model", "block", "item", "tool"],
+)
+async def test_a_refusal_does_not_send_back_all_it_was_sent(served: Served, sent: tuple[str, dict[str, Any]]):
+    response = await post_large(served, *sent)
+    assert response.status == 400
+    assert len(await response.read()) < 4000
+
+
+async def test_large_bodies_wait_for_one_another_and_small_ones_for_none(served: Served):
+    release = threading.Event()
+    gateway, large = served.gateway, b" " * (2 << 20)
+    held = [asyncio.create_task(gateway.in_thread(release.wait, large)) for _ in range(4)]
+    try:
+        assert await gateway.in_thread(lambda: "read", b"{}") == "read"
+        assert (await served.chat()).status == 200
+        assert not any(task.done() for task in held)
+    finally:
+        release.set()
+    assert await asyncio.gather(*held) == [True] * 4

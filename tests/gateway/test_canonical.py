@@ -64,7 +64,7 @@ VARIED = {
 @pytest.mark.parametrize("case", VARIED)
 def test_it_makes_no_other_ids(maker: PromptMaker, case: str):
     one, other = VARIED[case]
-    assert ids(maker, turns(one)) == ids(maker, turns(other))
+    assert ids(maker, turns(calling("{}"), one)) == ids(maker, turns(calling("{}"), other))
 
 
 @pytest.mark.parametrize("content", ["B\n\nBe brief.", ["B", "Be brief."], ["B", "", "Be brief."]])
