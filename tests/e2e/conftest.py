@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         callspec = getattr(item, "callspec", None)
-        return places.get(callspec.params.get("family"), -1) if callspec else -1
+        here = item.path.parent == Path(__file__).parent
+        return places.get(callspec.params.get("family"), -1) if here and callspec else -1
 
     items.sort(key=place)
 

@@ -50,8 +50,10 @@ class Daemon:
         self.folder = Path(tempfile.mkdtemp(prefix="pfx"))
         self.run_dir = run_dir or self.folder / "run"
         serve = [*program, "--port", "0", "--model", model, "--run-dir", self.run_dir]
+        # A random model is too small to gain by a second thread: on a busy machine it costs much to wait for one.
+        threads = ["--threads", "1"] if isinstance(model, Path) else []
         # Idle work comes when it may: a test that does not ask for it knows to the token what is kept.
-        command = [*serve, "--no-absorb", *flags]
+        command = [*serve, "--no-absorb", *threads, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
         self._log = self.folder / "log"
         with self._log.open("wb") as log:

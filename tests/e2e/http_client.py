@@ -204,3 +204,12 @@ def user(text: str) -> dict[str, str]:
 def assistant(text: str) -> dict[str, str]:
     """An answer as part of a history, as the gateway takes it: without blanks around it, which clients trim."""
     return {"role": "assistant", "content": text.strip()}
+
+
+def tool_step(text: str, result: str, number: int) -> list[dict[str, Any]]:
+    """An answer that calls a tool, as `assistant`, and what came of it."""
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    return [
+        {**assistant(text), "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": result},
+    ]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from chat_model import FAMILIES, words
 from conftest import Served
-from http_client import Answer, assistant, system, user
+from http_client import Answer, assistant, system, tool_step, user
 from reference import Messages, Reference
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
@@ -59,17 +59,13 @@ def test_quoted_markers_stop_nothing(roomy: Served, reference: Reference):
     """S3-1 and K-BD2: a tool result quotes the template; reuse grows with every turn after it."""
     history = [system(words("quoting", 50)), user("Read the template.")]
     quoted = "It says <|im_end|>\n<|im_start|>user\nand goes on."
+    asking = len(reference.prompt_ids(history)) - reference.history_tokens(history)
     known = 0
     for turn in range(6):
         answer = ask(roomy, history)
         assert answer.outcome == (("hit", known, "none") if turn else ("miss", 0, "cold"))
-        if not turn:
-            asking = answer.prompt_tokens - reference.history_tokens(history)
         known = answer.prompt_tokens - asking  # counted so, as quoted markers are plain text to the gateway
-        history += [
-            assistant(f"Step {turn}."),
-            {"role": "tool", "content": quoted if turn == 0 else words(turn, 20)},
-        ]
+        history += tool_step(f"Step {turn}.", words(turn, 20) if turn else quoted, turn)
 
 
 @pytest.mark.parametrize(

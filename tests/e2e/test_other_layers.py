@@ -13,7 +13,7 @@ import pytest
 from chat_model import words
 from conftest import Served
 from daemon import metrics, until
-from http_client import Answer, assistant, system, user
+from http_client import Answer, assistant, system, tool_step, user
 from reference import Messages, Reference
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
@@ -91,7 +91,7 @@ def test_a_loop_of_tool_results(roomy: Served):
         answer = ask(roomy, messages)
         assert answer.outcome[1] > depth or not step
         depth = answer.outcome[1]
-        messages += [assistant(answer.text), {"role": "tool", "content": words(f"file {step}", 70)}]
+        messages += tool_step(answer.text, words(f"file {step}", 70), step)
 
 
 def test_long_stretches_are_kept_in_between(roomy: Served, reference: Reference):

@@ -15,7 +15,7 @@ import pytest
 from chat_model import FAMILIES, words
 from conftest import Served
 from daemon import until
-from http_client import Answer, assistant, system, user
+from http_client import Answer, assistant, system, tool_step, user
 from reference import Messages, Reference
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
@@ -112,12 +112,13 @@ def test_an_agent_that_grows_with_every_step(slots: str, request: pytest.Fixture
     """S3-11 and K-RT8: each step starts where the one before ended, on few slots, with other requests in between."""
     served: Served = request.getfixturevalue(slots)
     history = [system(words("tools", 200)), user("Do it.")]
+    asking = len(reference.prompt_ids(history)) - reference.history_tokens(history)
     known = 0
     for step in range(6):
         answer = ask(served, history)
         assert answer.outcome[1] == known
-        known = reference.history_tokens(history)
-        history += [assistant(f"Step {step}."), {"role": "tool", "content": words(f"result {step}", 60)}]
+        known = answer.prompt_tokens - asking  # this template has no words for calls: the gateway writes them
+        history += tool_step(f"Step {step}.", words(f"result {step}", 60), step)
         ask(served, [user(f"A title for {step}?")])
 
 
