@@ -21,6 +21,7 @@ from torch import Tensor
 from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens, Vocabulary
 from worker.ahead import Ahead
 from worker.control import Control
+from worker.draws import draw_rows
 from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.03  # between a request and idle work: an agent's next turn often comes within it
 _STOPPING = "the worker is stopping"
+_DRAWN_TOGETHER = ("cuda",)  # on these devices, as each draw there is many small steps
 
 
 class EngineFault(Exception):
@@ -54,16 +56,14 @@ class _Rows:
         self._drawn: dict[int, int] = {}
 
     def draw(self, samplers: Sequence[Sampler]) -> None:
-        """Draw the tokens of all rows that want nothing else, so that the device is waited for once."""
-        drawn: dict[int, Tensor] = {}
-        for row, sampler in enumerate(samplers):
-            # A fault is left to `choose`, where it costs one request.
-            if sampler.is_plain_draw and math.isfinite(self._most[row]):
-                with suppress(Exception):
-                    drawn[row] = sampler.draw(self.logits[row])
-        if drawn:
-            tokens = torch.cat(list(drawn.values())).tolist()
-            self._drawn = dict(zip(drawn, tokens, strict=True))
+        """Draw the tokens of all rows that want nothing else together, where that is faster than one by one."""
+        rows = [row for row, sampler in enumerate(samplers) if sampler.is_plain_draw]
+        rows = [row for row in rows if math.isfinite(self._most[row])]
+        if not rows or self.logits.device.type not in _DRAWN_TOGETHER:
+            return
+        with suppress(Exception):  # a fault is left to `choose`, where it costs one request
+            adjusted, draws = zip(*(samplers[row].wish(self.logits[row]) for row in rows), strict=True)
+            self._drawn = dict(zip(rows, draw_rows(torch.stack(adjusted), draws), strict=True))
 
     def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
         """The next token of one row. Raises `ValueError` where the model gave none to choose from."""

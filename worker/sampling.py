@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Sampling, TokenLogprob
+from worker.draws import Draw
 from worker.grammar import Constraint, GrammarError
 
 _SMALLEST_LOGPROB = -1e30  # stands for minus infinity, which JSON has no word for
@@ -64,7 +65,7 @@ class Sampler:
         adjusted = self._adjust(logits) if self._bias or self._penalised else logits
         if self._constraint is not None:
             adjusted = _masked(adjusted, self._constraint.mask())
-        token = int(adjusted.argmax() if self.sampling.temperature == 0 else self._draw(adjusted))
+        token = int(adjusted.argmax()) if self.sampling.temperature == 0 else self._draw(adjusted)
         logprob = None if self.sampling.logprobs is None else describe(logits, token, self.sampling.logprobs)
         return token, logprob
 
@@ -94,32 +95,31 @@ class Sampler:
                 adjusted[token] += bias
         return adjusted
 
-    def draw(self, logits: Tensor) -> Tensor:
-        """A token drawn for float32 logits [vocab], [1] on their device: nothing is waited for."""
-        adjusted = self._adjust(logits) if self._bias or self._penalised else logits
-        return self._draw(adjusted)
-
-    def _draw(self, logits: Tensor) -> Tensor:
+    def wish(self, logits: Tensor) -> tuple[Tensor, Draw]:
+        """What `draw_rows` takes for the next token, from float32 logits [vocab]: the choice has to be a plain draw."""
         s = self.sampling
-        values, tokens = logits.double(), None
+        adjusted = self._adjust(logits) if self._bias or self._penalised else logits
+        return adjusted, Draw(s.temperature, s.top_k, s.top_p, s.min_p, self._random.random())
+
+    def _draw(self, logits: Tensor) -> int:
+        s = self.sampling
+        values = logits.double().cpu()
+        tokens = None
         if s.top_k > 0 or s.top_p < 1 or s.min_p > 0:
             values, tokens = values.topk(min(s.top_k, len(values)) if s.top_k > 0 else len(values))  # falling
         # The largest becomes 0 first: divided by a temperature next to nothing it would be infinite.
         probabilities = torch.softmax((values - values.max()) / s.temperature, dim=0)
         if s.min_p > 0:
-            probabilities = torch.where(probabilities >= s.min_p * probabilities[:1], probabilities, 0.0)
+            probabilities = probabilities[: int((probabilities >= s.min_p * probabilities[0]).sum())]
         cumulative = probabilities.cumsum(0)
-        total = cumulative[-1:]
-        last = torch.full_like(total, len(cumulative) - 1, dtype=torch.int64)
         if s.top_p < 1:
             # The smallest set whose mass reaches top_p: everything before the first such point, and that point.
-            last = torch.minimum((cumulative < s.top_p * total).sum(0, keepdim=True), last)
-            total = cumulative.gather(0, last)
+            cumulative = cumulative[: int((cumulative < s.top_p * cumulative[-1]).sum()) + 1]
+        total = float(cumulative[-1])
         # The product may round up to the total, behind which only impossible tokens could be left.
-        below = torch.nextafter(total, torch.zeros_like(total))
-        point = torch.minimum(self._random.random() * total, below)
-        index = torch.minimum(torch.searchsorted(cumulative, point, right=True), last)
-        return index if tokens is None else tokens.gather(0, index)
+        point = min(self._random.random() * total, math.nextafter(total, 0.0))
+        index = min(int(torch.searchsorted(cumulative, point, right=True)), len(cumulative) - 1)
+        return index if tokens is None else int(tokens[index])
 
 
 def _masked(logits: Tensor, mask: bytearray) -> Tensor:
