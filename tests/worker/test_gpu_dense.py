@@ -11,6 +11,9 @@ from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_
 from snapshot_rig import Prompt, prompt
 from tiny_models import save_tiny
 
+from protocol.messages import Generate, Sampling, Tokens
+from worker.io import FromGateway
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -116,3 +119,36 @@ def test_a_prompt_past_the_pool_is_refused_and_nothing_else_fails(path: Path):
     small.run()
     assert "kv" in str(small.sockets.events[request_id][-1]).lower()
     assert len(small.serve(prompt(ids(2, 300)), max_tokens=4)) == 4
+
+
+def test_running_out_of_the_cards_memory_costs_one_request(worker: Worker):
+    asked = question(12345)
+    cold = worker.serve(asked, cache=False, max_tokens=STEPS)
+    torch.cuda.empty_cache()
+    free, _total = torch.cuda.mem_get_info()
+    hog = torch.empty(free - (4 << 20), dtype=torch.uint8, device="cuda")
+    request_id = worker.ask(asked, cache=False)
+    worker.run()
+    assert worker.sockets.events[request_id][-1].code == "out_of_memory"
+    del hog
+    torch.cuda.empty_cache()
+    assert worker.serve(asked, max_tokens=STEPS) == cold
+    assert worker.serve(asked, max_tokens=STEPS) == cold
+
+
+def test_greedy_answers_are_the_same_when_steps_are_started_ahead(worker: Worker):
+    """Log-probabilities keep steps from being started ahead: without them the tokens have to be the same."""
+    asked = {length: question(length) for length in (5, 31, 64, 300, 700)}
+    waited = {
+        length: [score.token_id for score in worker.serve(each, max_tokens=60)] for length, each in asked.items()
+    }
+    ids_of = {}
+    for length, each in asked.items():
+        sampling = Sampling(60, temperature=0.0)
+        message = Generate(f"plain{length}", each.ids, each.boundaries, sampling)
+        worker.sockets.inbox.put(FromGateway(b"gateway", message))
+        ids_of[length] = message.request_id
+    worker.run()
+    for length, request_id in ids_of.items():
+        tokens = [t for e in worker.sockets.events[request_id] if isinstance(e, Tokens) for t in e.token_ids]
+        assert tokens == waited[length], length
