@@ -70,6 +70,8 @@ class Stage:
         self.home, self.project = folder / "home", folder / "project"
         self.home.mkdir(parents=True)
         self.note = self.add_project("project")
+        self.other_note = self.note.with_name("other.txt")
+        self.other_note.write_text(NOTE)
         self.rows: list[tuple[str, Run]] = []
         self.environment: dict[str, str] = {}
         self._answers = answers

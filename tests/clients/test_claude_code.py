@@ -27,7 +27,12 @@ def set_up(stage: Stage) -> Stage:
     stage.script(
         ("REMINDER: Do NOT call any tools", SUMMARY),
         ("after all", "Nothing else."),  # first, for what was read stands in a summed-up history, too
+        (f"is {WORD}.*is {WORD}", "It is in both."),
         (f"is {WORD}", "It is in the file."),
+        (
+            "the word in both",
+            "\n".join(call("Read", file_path=str(note)) for note in (stage.note, stage.other_note)),
+        ),
         ("the word in note", call("Read", "A file. I read it.", file_path=str(stage.note))),
         ("find a tool", call("ToolSearch", query="select:NotebookEdit")),
         (r'"name": "NotebookEdit"', call("NotebookEdit", notebook_path=str(stage.note), new_source="x")),
@@ -78,6 +83,13 @@ def test_turns_and_a_tool(claude: Stage):
     second = ask(claude, "And what else?", "--continue", label="claude, --continue")
     assert outcome(second)["result"] == "Nothing else."
     assert min((first.reuse() + second.reuse())[1:]) > 0.9
+
+
+def test_two_calls_in_one_answer(claude: Stage):
+    run = ask(claude, "What is the word in both notes?", label="claude, two calls")
+    assert outcome(run)["result"] == "It is in both."
+    assert len(results(run.answers[1])) == len(run.answers) == 2
+    assert run.reuse()[1] > 0.9
 
 
 def test_a_tool_that_a_search_brings_in(claude: Stage):
@@ -131,6 +143,7 @@ def test_two_windows_at_once_compute_their_head_once(claude: Stage):
         return lambda: claude.start(*hello, folder=folder)
 
     one, two = claude.run_together(window(claude.project), window(other))
+    claude.rows.append(("claude, two windows", one))
     assert one.code == two.code == 0
     assert outcome(one)["result"] == outcome(two)["result"] == "Nothing else."
     assert len(one.answers) == 2

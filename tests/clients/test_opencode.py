@@ -62,6 +62,13 @@ def test_turns_and_a_tool(opencode: Stage):
     assert said(second) == "Nothing else."
     assert not [event for event in first.events() + second.events() if event["type"] == "error"]
     used = [usage for _, usage in main(first) + main(second)]
+    told = [
+        event["part"]["tokens"] for event in first.events() + second.events() if event["type"] == "step_finish"
+    ]
+    assert [tokens["cache"]["read"] for tokens in told] == [usage.cached for usage in used]
+    assert [t["input"] + t["cache"]["read"] + t["cache"]["write"] for t in told] == [
+        usage.prompt for usage in used
+    ]
     assert len(used) == 3
     assert min(usage.cached / usage.prompt for usage in used[1:]) > 0.9
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from chat_model import words
 from stage import LONG, WORD, Run, Stage, call
+from wire import Usage
 
 pytestmark = pytest.mark.clients
 
@@ -53,6 +54,13 @@ def said(run: Run) -> str:
     return "".join(block["text"] for block in last["content"] if block["type"] == "text").strip()
 
 
+def reported(run: Run) -> list[Usage]:
+    """What the client says that each answer used."""
+    messages = [event["message"] for event in run.events() if event["type"] == "message_end"]
+    used = [message["usage"] for message in messages if message["role"] == "assistant"]
+    return [Usage(u["input"] + u["cacheRead"] + u["cacheWrite"], u["cacheRead"], u["output"]) for u in used]
+
+
 def test_turns_and_a_tool(pi: Stage):
     first = ask(pi, "-p", "What is the word in note.txt?", label="pi, a tool")
     assert said(first) == "It is in the file."
@@ -60,6 +68,7 @@ def test_turns_and_a_tool(pi: Stage):
     assert WORD in json.dumps(first.answers[1].body["messages"][-1])
     second = ask(pi, "-c", "-p", "And what else?", label="pi, -c")
     assert said(second) == "Nothing else."
+    assert reported(first) + reported(second) == first.usages + second.usages
     assert min((first.reuse() + second.reuse())[1:]) > 0.9
 
 
