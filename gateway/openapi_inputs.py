@@ -46,17 +46,23 @@ NULL: Schema = {"type": "null"}
 OBJECT: Schema = {"type": "object"}
 MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _NAME: Schema = {"type": "string", "minLength": 1}
+_LENIENT: Schema = {"description": "Text; what is something else is ignored, or written as the template writes it"}
 _ARGUMENTS = either(TEXT, OBJECT, NULL, description="JSON of the arguments, or the object itself")
 _TOKENS = listed({"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}, minItems=1)
 _CONTENT, _HINT = ref("Content"), {"cache_control": ref("CacheControl")}
 _THOUGHTS = listed(record({"text": TEXT}, "text"))
-_FUNCTION = {"name": _NAME, "description": TEXT, "parameters": {"type": ["object", "null"]}}
+_FUNCTION = {"name": _NAME, "description": _LENIENT, "parameters": {"type": ["object", "null"]}}
 _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
 
 
 def _spoken(role: str, *blocks: Schema) -> Schema:
     content = either(TEXT, listed(either(*blocks)))
     return record({"role": word(role), "content": content}, "role", "content")
+
+
+def _other_than(*kinds: object) -> Schema:
+    """A tool of another kind, whatever else it holds."""
+    return record({"type": {"not": {"enum": list(kinds)}}}, "type")
 
 
 _PARTS: dict[str, Schema] = {
@@ -78,25 +84,25 @@ _PARTS: dict[str, Schema] = {
                 "role": word("assistant"),
                 "content": _CONTENT,
                 "tool_calls": either(listed(ref("ChatCall")), NULL),
-                "reasoning_content": MAYBE_TEXT,
-                "reasoning": MAYBE_TEXT,
+                "reasoning_content": _LENIENT,
+                "reasoning": _LENIENT,
             },
             "role",
             description="As the last message it is the beginning of the answer",
         ),
-        record(
-            {"role": word("tool"), "content": _CONTENT, "tool_call_id": MAYBE_TEXT, "name": MAYBE_TEXT}, "role"
-        ),
+        record({"role": word("tool"), "content": _CONTENT, "tool_call_id": _LENIENT, "name": _LENIENT}, "role"),
     ),
     "ChatCall": record(
         {
-            "id": MAYBE_TEXT,
-            "type": word("function"),
+            "id": _LENIENT,
             "function": record({"name": TEXT, "arguments": _ARGUMENTS}, "name"),
         },
         "function",
     ),
-    "ChatTool": record({"type": word("function"), "function": record(_FUNCTION, "name")}, "function"),
+    "ChatTool": either(
+        record({"type": word("function"), "function": record(_FUNCTION, "name")}, "function"),
+        _other_than("function"),
+    ),
     "Message": either(
         _spoken("system", _TEXT_BLOCK),
         _spoken(
@@ -111,12 +117,13 @@ _PARTS: dict[str, Schema] = {
         _spoken(
             "assistant",
             _TEXT_BLOCK,
-            record({"type": word("thinking"), "thinking": TEXT, "signature": TEXT}, "type", "thinking"),
+            record({"type": word("thinking"), "thinking": TEXT, "signature": _LENIENT}, "type", "thinking"),
             record({"type": word("tool_use"), "id": TEXT, "name": TEXT, "input": OBJECT}, "type", "id", "name"),
         ),
     ),
-    "MessagesTool": record(
-        {"name": _NAME, "description": TEXT, "input_schema": OBJECT, **_HINT}, "name", "input_schema"
+    "MessagesTool": either(
+        record({"name": _NAME, "description": _LENIENT, "input_schema": OBJECT, **_HINT}, "name", "input_schema"),
+        _other_than("custom", "", None, False, 0, [], {}),
     ),
     "InputItem": either(
         record(
@@ -132,17 +139,17 @@ _PARTS: dict[str, Schema] = {
                 "type": word("reasoning"),
                 "summary": _THOUGHTS,
                 "content": either(_THOUGHTS, NULL),
-                "encrypted_content": MAYBE_TEXT,
+                "encrypted_content": _LENIENT,
             },
             "type",
         ),
         record(
-            {"type": word("function_call"), "call_id": TEXT, "name": _NAME, "arguments": _ARGUMENTS},
+            {"type": word("function_call"), "call_id": _LENIENT, "name": _NAME, "arguments": _ARGUMENTS},
             "type",
             "name",
         ),
         record(
-            {"type": word("custom_tool_call"), "call_id": TEXT, "name": _NAME, "input": TEXT},
+            {"type": word("custom_tool_call"), "call_id": _LENIENT, "name": _NAME, "input": TEXT},
             "type",
             "name",
             "input",
@@ -150,25 +157,29 @@ _PARTS: dict[str, Schema] = {
         record(
             {
                 "type": word("function_call_output", "custom_tool_call_output"),
-                "call_id": TEXT,
+                "call_id": _LENIENT,
                 "output": _CONTENT,
             },
             "type",
-            "call_id",
         ),
     ),
     "ResponsesTool": either(
         ref("ResponsesFunction"),
         record(
-            {"type": word("namespace"), "name": _NAME, "tools": listed(ref("ResponsesFunction"))},
+            {
+                "type": word("namespace"),
+                "name": _NAME,
+                "tools": listed(either(ref("ResponsesFunction"), _other_than("function", "custom"))),
+            },
             "type",
             "name",
             "tools",
         ),
+        _other_than("function", "custom", "namespace"),
     ),
     "ResponsesFunction": either(
-        record({"type": word("function"), **_FUNCTION}, "type", "name"),
-        record({"type": word("custom"), "name": _NAME, "description": TEXT}, "type", "name"),
+        record({"type": word("function"), **_FUNCTION}, "name"),
+        record({"type": word("custom"), "name": _NAME, "description": _LENIENT}, "type", "name"),
     ),
 }
 
@@ -181,7 +192,9 @@ class _Untitled(GenerateJsonSchema):
 
 
 def _tools(kind: str) -> Schema:
-    return either(listed(ref(kind)), NULL, description="Tools of kinds not told here are left out of the prompt")
+    return either(
+        listed(ref(kind)), NULL, description="Tools of kinds without a name here are left out of the prompt"
+    )
 
 
 def input_components() -> dict[str, Schema]:
