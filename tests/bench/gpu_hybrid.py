@@ -1,6 +1,6 @@
 """Times the CUDA engine on random weights of the 9B hybrid shape: `python tests/bench/gpu_hybrid.py`.
 
-As `gpu_dense.py` does it: in this process, passes from their call to the token id on the host, and whole requests from
+As `engine.py` does it: in this process, passes from their call to the token id on the host, and whole requests from
 the engine's inbox to the event that carries the first token. The column of vLLM 0.24 is what that did at the same work
 on one H100, from the client side, its states kept on a grid of 272 tokens.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from gpu_dense import Bench, Row, Served, ceilings, device_ms
+from engine import Bench, Row, Served, ceilings, device_ms
 from random_model import random_weights
 from torch.profiler import ProfilerActivity, profile
 

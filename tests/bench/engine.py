@@ -1,9 +1,9 @@
-"""Times the CUDA engine on random weights of the 8B dense shape: `python tests/bench/gpu_dense.py`.
+"""Times the CUDA engine on random weights of the 8B dense shape: `python tests/bench/engine.py`.
 
 Everything is measured in this process, without HTTP: passes from their call to the token id on the host, and whole
 requests from the engine's inbox to the event that carries the first token. The floor of a pass is computed from
-ceilings measured in the same run: a device copy and a large matrix product. The last column is what vLLM 0.24 did at
-the same work on one H100, from the client side.
+ceilings measured in the same run: a device copy and a large matrix product; the last column is the time over it. The
+one before is what vLLM 0.24 did at the same work on one H100, from the client side.
 """
 
 from __future__ import annotations
