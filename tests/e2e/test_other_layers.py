@@ -42,7 +42,7 @@ def test_answers_are_those_of_transformers(roomy: Served, reference: Reference):
 
 def test_short_conversations_hit_from_their_second_turn_on(roomy: Served, reference: Reference):
     """S5-1, S5-4: far below the periodic distance, every turn starts where the one before ended."""
-    messages = [system(words("head", 60))]
+    messages = [system(words("short head", 60))]
     known = 0
     for turn in range(8):
         messages.append(user(words(f"question {turn}", 10 + 9 * turn)))
