@@ -74,7 +74,13 @@ _PARTS: dict[str, Schema] = {
     "Content": either(
         TEXT,
         NULL,
-        listed(record({"type": word("text", "input_text", "output_text"), "text": TEXT, **_HINT}, "text")),
+        listed(
+            either(
+                TEXT,
+                record({"type": word("text", "input_text", "output_text"), "text": TEXT, **_HINT}, "text"),
+                record({"type": word("refusal"), "refusal": TEXT}, "type", "refusal"),
+            )
+        ),
         description="Text, or parts of it. Parts of other kinds, such as images and audio, are refused",
     ),
     "ChatMessage": either(
@@ -118,7 +124,9 @@ _PARTS: dict[str, Schema] = {
             "assistant",
             _TEXT_BLOCK,
             record({"type": word("thinking"), "thinking": TEXT, "signature": _LENIENT}, "type", "thinking"),
-            record({"type": word("tool_use"), "id": TEXT, "name": TEXT, "input": OBJECT}, "type", "id", "name"),
+            record(
+                {"type": word("tool_use"), "id": TEXT, "name": TEXT, "input": _ARGUMENTS}, "type", "id", "name"
+            ),
         ),
     ),
     "MessagesTool": either(
