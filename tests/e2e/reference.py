@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ Messages = Sequence[dict[str, Any]]
 class Reference:
     """One model. Answers are computed once and remembered."""
 
-    def __init__(self, model: Any, tokenizer: Any, end_id: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, end_id: int, threads: int | None = None) -> None:
+        """`threads` to compute with; as many as there are cores if None."""
+        self._threads = threads or torch.get_num_threads()
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._end_id = end_id
@@ -54,8 +57,17 @@ class Reference:
 
     def next_logprobs(self, ids: Sequence[int]) -> torch.Tensor:
         """Log-probabilities of the token after `ids`."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_threads():
             return self._model(torch.tensor([list(ids)])).logits[0, -1].log_softmax(-1)
+
+    @contextmanager
+    def _on_threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _ids(self, messages: Messages, ask: bool) -> list[int]:
         text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
@@ -63,22 +75,24 @@ class Reference:
 
     def _generate(self, ids: Sequence[int], count: int) -> list[int]:
         inputs = torch.tensor([list(ids)])
-        found = self._model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            max_new_tokens=count,
-            eos_token_id=self._end_id,
-            pad_token_id=self._end_id,
-        )
+        with self._on_threads():
+            found = self._model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                do_sample=False,
+                max_new_tokens=count,
+                eos_token_id=self._end_id,
+                pad_token_id=self._end_id,
+            )
         return found[0, len(ids) :].tolist()
 
 
 def of_directory(folder: Path, end_id: int) -> Reference:
-    """The reference of a folder in Hugging Face layout."""
+    """The reference of a small random model in Hugging Face layout, which more threads would make slower."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     tokenizer.chat_template = AutoTokenizer.from_pretrained(folder).chat_template
-    return Reference(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer, end_id)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Reference(model, tokenizer, end_id, threads=1)
 
 
 def of_gguf(file: Path) -> Reference:
