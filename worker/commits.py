@@ -76,7 +76,8 @@ class Commits:
     def _commit(self, request: Request, boundary: Boundary) -> None:
         """Where the model recurs, a request that ends hands its state over, if it is of exactly that boundary."""
         if self._store.states is None:
-            reservation = self._keeping.reserve(self._source(request))
+            # An answer that nobody has asked for takes the place of nothing, least of all of what it was built on.
+            reservation = self._keeping.reserve(self._source(request) if self._absorbed else frozenset())
         elif request.entries and request.entry_source is None and request.computed == boundary.end:
             reservation = self._prepare(request, boundary, request.entries[0])
             if reservation is not None:
@@ -120,7 +121,7 @@ class Commits:
             self._metrics.commit_seconds.observe(time.perf_counter() - started)
 
     def _source(self, request: Request) -> frozenset[int]:
-        """The snapshot that the request was restored from, which must not go for its own commit."""
+        """The snapshot that the request was restored from, which must not go before what is built on it is there."""
         slot = request.slot
         if slot is None or self._store.slots[slot].generation != request.generation:
             return frozenset()

@@ -1,9 +1,9 @@
 """Which snapshots go when slots or KV blocks are short: pure functions over candidates.
 
-A snapshot is worth what it would cost to compute again, times how likely it is to be asked for. Likelihood falls
-with the idle time, measured in pauses as conversations make them here, and is higher for conversations that have
-come back before. So one-shots go before sessions of the same size and age, short ones before long ones,
-and what nobody has asked for in a thousand pauses goes at last, however long it is.
+A snapshot is worth what it would cost to compute again, times how likely it is to be asked for soon: the share of
+its like that is asked for at all (`returns.py`), less with the idle time, measured in pauses as conversations make
+them here. So one-shots go before sessions of the same size and age, short ones before long ones, and what
+nobody has asked for in a thousand pauses goes at last, however long it is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 DECAY = 1.5  # likelihood falls with this power of the idle time
-RETURNED_WEIGHT = 3.0  # a conversation that came back, against one that never did
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
-JUST_ASKED = 1 / 8  # of a pause: a head or branch point that a request started from so lately goes after leaves
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
 
@@ -27,8 +25,8 @@ class Candidate(NamedTuple):
     start: int  # tokens that the parent holds
     end: int
     interior: bool  # a deeper snapshot extends it, and not only an unproven one
-    anchor: bool  # end of a head, or a branch point
-    returned: bool  # its conversation has been hit before
+    passed: bool  # asked for once, by the request that went on from it: the next will ask for what that left
+    share: float  # of the boundaries like this one that are asked for again
     unproven: bool  # an absorbed answer that nobody has started from
     idle_seconds: float  # since a request started from it; for a leaf, since one passed it
     last_used: int
@@ -45,39 +43,30 @@ def choose_for_slot(
     candidates: Iterable[Candidate],
     newcomer: float | None = None,
     *,
+    share: float = 1.0,
     extends: bool = False,
     unproven: bool = False,
     pause: float = PAUSE_SECONDS,
 ) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    Interior snapshots, whose blocks stay with what extends them, and absorbed answers that were never hit go first.
-    Then what is worth least, leaf or anchor; an anchor just asked for goes after all leaves. A newcomer (its cost to
-    compute again) that is small beside such a leaf or anchor is not kept in its place. One that `extends` another must
-    be worth as much: the other one stays. One that is `unproven` itself takes the place of neither.
+    What was passed, and absorbed answers that were never hit, go first: blocks of the former stay with what extends
+    them. Then what is worth least. A newcomer (its cost to compute again, and the `share` of its like that is asked
+    for) that is small beside it is not kept in its place. One that `extends` another must be worth as much:
+    the other one stays. One that is `unproven` itself takes the place of neither.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
 
-    def least(chosen: Iterable[Candidate]) -> Candidate | None:
-        return min(chosen, key=lambda c: (_value(c, pause), c.last_used), default=None)
-
-    passed = least(c for c in going if c.unproven or (c.interior and not c.anchor))
-    if passed is not None or unproven:
-        return passed.slot if passed else None
-    victim = least(c for c in going if not c.interior)
-    anchor = least(c for c in going if c.interior)
-    if victim is None or (
-        anchor is not None
-        and anchor.idle_seconds > pause * JUST_ASKED
-        and _value(anchor, pause) < _value(victim, pause)
-    ):
-        victim = anchor
-    if victim is None:
+    first = [c for c in going if c.unproven or (c.interior and c.passed)]
+    if first:
+        return min(first, key=lambda c: (_cost(c) * _recency(c, pause), c.last_used)).slot
+    if unproven or not going:
         return None
-    if newcomer is not None:
-        lost = recompute_cost(victim.start, victim.end) * _recency(victim, pause)
-        if newcomer < lost * (1.0 if extends else SMALL_PART):
-            return None
+    victim = min(going, key=lambda c: (_value(c, pause), c.last_used))
+    if newcomer is not None and extends and newcomer * share < _value(victim, pause):
+        return None
+    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _recency(victim, pause):
+        return None
     return victim.slot
 
 
@@ -126,8 +115,11 @@ def choose_for_blocks(
 
 
 def _value(candidate: Candidate, pause: float) -> float:
-    weight = RETURNED_WEIGHT if candidate.returned else 1.0
-    return recompute_cost(candidate.start, candidate.end) * weight * _recency(candidate, pause)
+    return _cost(candidate) * candidate.share * _recency(candidate, pause)
+
+
+def _cost(candidate: Candidate) -> float:
+    return recompute_cost(candidate.start, candidate.end)
 
 
 def _recency(candidate: Candidate, pause: float) -> float:

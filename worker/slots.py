@@ -46,7 +46,6 @@ class Snapshot:
     node: Node
     blocks: tuple[int, ...]
     tokens: int
-    returned: bool  # its conversation had been hit before it was kept
     created_at: float
     absorbed: bool  # an answer, kept in idle time in case the client sends it back
     state: int | None = None
@@ -75,14 +74,17 @@ class Slot:
 class Reservation:
     """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
-    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known; `absorbed` as that of the
-    snapshot to be; `written` is set from the beginning of the write on, and where models recur so is `state`: the
-    entry that the write fills.
+    `newcomer` is what its tokens cost to compute from the one that it `extends`, once known, and `share` how many of
+    its like are asked for again; `source` is the slot of that one, once a commit follows at once;
+    `absorbed` as that of the snapshot to be; `written` is set from the beginning of the write on, and where models
+    recur so is `state`: the entry that the write fills.
     """
 
     slot: int | None
     protect: frozenset[int]
+    source: int | None = None
     newcomer: float | None = None
+    share: float = 1.0
     extends: bool = False
     absorbed: bool = False
     written: bool = False

@@ -10,6 +10,7 @@ from protocol.control import Removed
 from protocol.messages import Boundary
 from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
 from worker.retention import Retention
+from worker.returns import standing
 from worker.slots import EvictionCause, Reservation, Snapshot
 from worker.snapshots import SnapshotStore
 
@@ -85,6 +86,11 @@ class Clearing:
         store = self._store
         protect = reservation.protect | self._retention.held()
         candidates = [c for c in self._candidates(protect) if not c.fixed]
+        # What the newcomer extends goes only where nothing else can, or one slot would stay where it is for ever. The
+        # commit cannot fail any more then, and all blocks are held by it too.
+        candidates = [c for c in candidates if c.slot != reservation.source] or [
+            c._replace(interior=True, passed=True) for c in candidates
+        ]
         victim = self._victim(reservation, candidates)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
@@ -131,6 +137,7 @@ class Clearing:
         return choose_for_slot(
             candidates,
             reservation.newcomer,
+            share=reservation.share,
             extends=reservation.extends,
             unproven=reservation.absorbed,
             pause=self._store.pause,
@@ -209,6 +216,11 @@ class Clearing:
             node = snapshot.node
             above = node.snapshot_above()
             interior = node.snapshots_below > unproven_below[node]
+            is_now = standing(node)
+            share = store.returns.share(is_now)
+            if snapshot.session or (node.children and not interior):
+                # It will come back, says its client; or what was built on it is gone, and is computed from here.
+                share = max(share, store.returns.share("going_on"))
             candidates.append(
                 Candidate(
                     slot=snapshot.slot,
@@ -216,8 +228,8 @@ class Clearing:
                     start=above.end if above else 0,
                     end=node.end,
                     interior=interior,
-                    anchor=node.kind == "head" or node.is_branch,
-                    returned=snapshot.returned or node.hits > 0 or bool(snapshot.session),
+                    passed=is_now == "passed",
+                    share=share,
                     unproven=snapshot.unproven,
                     idle_seconds=now - (node.asked_at if interior else node.used_at),
                     last_used=node.last_used,

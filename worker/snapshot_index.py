@@ -30,6 +30,7 @@ class Node:
     __slots__ = (
         "absent_reason",
         "asked_at",
+        "asks",
         "by_ids",
         "children",
         "digest",
@@ -37,13 +38,16 @@ class Node:
         "generation",
         "hits",
         "ids",
+        "inner",
         "kind",
         "last_used",
         "messages",
         "parent",
         "queued",
+        "revisited",
         "slot",
         "snapshots_below",
+        "standing",
         "tenant",
         "used_at",
     )
@@ -63,6 +67,10 @@ class Node:
         self.absent_reason: AbsentReason = "not_kept"
         self.snapshots_below = 0  # nodes with a slot in the subtree, this one not counted
         self.hits = 0
+        self.asks = 0  # requests whose deepest known boundary this was, with a snapshot or without
+        self.revisited = False  # a request asked for it that did not go on like one before
+        self.inner = False  # the request that left a snapshot here went on
+        self.standing = ""  # as what `Returns` has counted it last
         self.last_used = 0  # rises with every use of any node
         self.used_at = 0.0
         self.asked_at = 0.0  # a request last started from here, or left a snapshot here

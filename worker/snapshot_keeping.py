@@ -12,6 +12,7 @@ from itertools import pairwise
 from protocol.messages import Boundary
 from worker.eviction import recompute_cost
 from worker.placement import worth_keeping
+from worker.returns import Standing, has_come_back, standing
 from worker.slots import Reservation
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_index import Node
@@ -28,10 +29,16 @@ class Keeping:
     def wanted(
         self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], depth: int
     ) -> list[Boundary]:
-        """The boundaries deeper than `depth` that are worth a snapshot. Ask before the request is noted."""
+        """The boundaries deeper than `depth` that are worth a snapshot. Ask once, before the request is noted.
+
+        Counts the deepest boundary that was computed before as asked for.
+        """
         if not len(self._store.slots):
             return []
         chain = self._store.index.walk(tenant, token_ids.tobytes(), boundaries).chain
+        asked = [node for node in chain if node.end < len(token_ids)]
+        if asked:
+            self._store.returns.ask(asked[-1])
         return worth_keeping(boundaries, len(token_ids), depth, chain)
 
     def note(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], computed_to: int) -> None:
@@ -43,7 +50,10 @@ class Keeping:
         done = [boundary for boundary in boundaries if boundary.end <= computed_to]
         chain, clash = store.index.walk(tenant, data, done)
         if clash is None:
-            store.index.extend(tenant, data, done, chain, store.clock())
+            node = store.index.extend(tenant, data, done, chain, store.clock())
+            while node is not None and node.parent is not None:
+                store.returns.see(node)
+                node = node.parent
             store.index.trim()
 
     def reserve(self, protect: Collection[int] = frozenset()) -> Reservation | None:
@@ -90,7 +100,7 @@ class Keeping:
         reservation = self.reserve(protect)
         if reservation is None:
             return None
-        self._weigh(reservation, chain, boundary.end)
+        self._weigh(reservation, chain, path, boundary == boundaries[-1])
         reservation.absorbed, reservation.state = absorbed, state
         return None if self.begin_write(reservation) is None else reservation
 
@@ -165,7 +175,8 @@ class Keeping:
                 return None
             store.drop_stale(chain[-1], fault)
         reservation.absorbed = absorbed
-        self._weigh(reservation, chain, boundary.end)
+        self._weigh(reservation, chain, path, boundary == boundaries[-1])
+        reservation.source = next((node.slot for node in reversed(chain) if node.slot is not None), None)
         kept = tuple(blocks)
         store.pool.share(kept)
         slot = self.begin_write(reservation)
@@ -174,6 +185,7 @@ class Keeping:
             return None
         node = store.index.extend(tenant, data, path, chain, store.clock())
         assert node is not None
+        node.inner = boundary != boundaries[-1]
         store.publish(reservation, node, slot, kept)
         store.index.trim()
         return slot
@@ -221,9 +233,19 @@ class Keeping:
         store.publish(reservation, node, slot, kept)
         return True
 
-    @staticmethod
-    def _weigh(reservation: Reservation, chain: Sequence[Node], end: int) -> None:
-        """Tell what computing up to `end` costs from the deepest snapshot of `chain` on."""
+    def _weigh(
+        self, reservation: Reservation, chain: Sequence[Node], path: Sequence[Boundary], is_last: bool
+    ) -> None:
+        """Tell what computing `path` costs from the deepest snapshot of `chain` on, and how many come again."""
+        end = path[-1].end
+        is_now: Standing
+        if len(chain) == len(path):
+            is_now = standing(chain[-1])
+        elif not is_last:
+            is_now = "inner"
+        else:
+            is_now = "going_on" if has_come_back(chain) else "new"
+        reservation.share = self._store.returns.share(is_now)
         start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
         reservation.newcomer, reservation.extends = recompute_cost(start, end), start > 0
 

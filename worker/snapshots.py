@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from worker.block_pool import BlockPool
 from worker.eviction import PAUSE_SECONDS
 from worker.invariants import check_invariants, check_states
+from worker.returns import Returns
 from worker.slots import EvictionCause, Reservation, SlotState, SlotTable, Snapshot
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 
@@ -69,6 +70,7 @@ class SnapshotStore:
         self.clock = clock
         self.divisible = divisible
         self.pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
+        self.returns = Returns()
         self.commits = 0
         self.aborts: dict[str, int] = dict.fromkeys(get_args(AbortCause), 0)
         self.evictions: dict[str, int] = dict.fromkeys(get_args(EvictionCause), 0)
@@ -142,9 +144,8 @@ class SnapshotStore:
                 fresh += 1
             held[block] = count + 1
         self.held_count += fresh
-        returned = any(above.hits and above.kind != "head" for above in node.ancestors())
         self.slots.publish(
-            Snapshot(slot, node, blocks, node.end, returned, self.clock(), reservation.absorbed, reservation.state)
+            Snapshot(slot, node, blocks, node.end, self.clock(), reservation.absorbed, reservation.state)
         )
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
@@ -153,7 +154,6 @@ class SnapshotStore:
     def shorten(self, snapshot: Snapshot, node: Node) -> None:
         """Put a snapshot of a boundary on the way to this one in its place. It must be idle, and divisible."""
         kept = snapshot.blocks[: self.pool.blocks_for(node.end)]
-        returned = snapshot.returned or snapshot.node.hits > 0
         self.pool.share(kept)
         self.retire(snapshot, "blocks")
         slot = self.slots.reserve()
@@ -162,7 +162,6 @@ class SnapshotStore:
         self.reservations.add(reservation)
         self.slots.begin_write(slot)
         self.publish(reservation, node, slot, kept)
-        self.known(slot).returned |= returned
 
     def drop_stale(self, node: Node, cause: StaleCause) -> None:
         """The entry is never found again. Its slot is freed unless it belongs to another entry by now."""

@@ -176,7 +176,7 @@ class Engine:
             self.keep(run, run.wanted.pop(0))
 
     def keep(self, run: Run, boundary: Boundary, absorbed: bool = False) -> int | None:
-        protect = frozenset() if run.slot is None else frozenset({run.slot})
+        protect = frozenset() if run.slot is None or not absorbed else frozenset({run.slot})
         reservation = self.keeping.reserve(protect)
         if reservation is None:
             return None

@@ -6,8 +6,8 @@ def candidate(slot, end=100, **fields):
         "parent": None,
         "start": 0,
         "interior": False,
-        "anchor": False,
-        "returned": False,
+        "passed": False,
+        "share": 0.5,
         "unproven": False,
         "idle_seconds": 0.0,
         "last_used": slot,
@@ -29,22 +29,22 @@ def blocks_of(*candidates, others=()):
 # Slots
 
 
-def test_an_interior_snapshot_goes_before_any_leaf():
-    leaf, interior = candidate(0, end=10, idle_seconds=9999), candidate(1, end=9000, interior=True)
-    assert choose_for_slot([leaf, interior]) == 1
+def test_what_was_passed_goes_before_any_leaf():
+    leaf, passed = candidate(0, end=10, idle_seconds=9999), candidate(1, end=9000, interior=True, passed=True)
+    assert choose_for_slot([leaf, passed]) == 1
+    assert choose_for_slot([leaf, passed._replace(interior=False)]) == 0, "nothing was left further on"
 
 
-def test_heads_and_branch_points_go_after_leaves():
-    leaf, anchor = candidate(0, end=9000), candidate(1, end=10, interior=True, anchor=True)
-    assert choose_for_slot([leaf, anchor]) == 0
-    assert choose_for_slot([anchor]) == 1
+def test_what_comes_back_more_often_stays():
+    rarely, often = candidate(0, share=0.1), candidate(1, end=90, share=0.9)
+    assert choose_for_slot([rarely, often]) == 0
+    assert choose_for_slot([rarely._replace(end=2000), often]) == 1, "much is worth keeping for a small chance"
 
 
-def test_a_branch_point_that_nobody_asks_for_goes_before_leaves_worth_more():
-    leaf, anchor = candidate(0, end=3000, idle_seconds=60), candidate(1, end=3000, interior=True, anchor=True)
-    assert choose_for_slot([leaf, anchor]) == 0
-    assert choose_for_slot([leaf, anchor._replace(idle_seconds=600)]) == 1
-    assert choose_for_slot([leaf, anchor._replace(idle_seconds=600, returned=True)]) == 0
+def test_a_head_or_branch_point_is_weighed_like_leaves():
+    leaf, branch = candidate(0, end=3000, idle_seconds=60), candidate(1, end=3000, interior=True, share=0.9)
+    assert choose_for_slot([leaf, branch]) == 0
+    assert choose_for_slot([leaf, branch._replace(idle_seconds=6000)]) == 1
 
 
 def test_idle_times_count_in_pauses_as_they_are_made_here():
@@ -55,27 +55,30 @@ def test_idle_times_count_in_pauses_as_they_are_made_here():
 
 def test_an_absorbed_answer_that_was_never_hit_goes_before_any_leaf_or_anchor():
     absorbed = candidate(0, end=9000, unproven=True)
-    stale, anchor = candidate(1, end=10, idle_seconds=9999), candidate(2, end=10, interior=True, anchor=True)
+    stale, anchor = candidate(1, end=10, idle_seconds=9999), candidate(2, end=10, interior=True)
     assert choose_for_slot([absorbed, stale, anchor]) == 0
     assert choose_for_slot([absorbed._replace(unproven=False), stale, anchor]) == 1
 
 
-def test_of_absorbed_answers_and_interior_snapshots_the_one_worth_least_goes_first():
-    absorbed, interior = candidate(0, start=900, end=930, unproven=True), candidate(1, end=900, interior=True)
-    assert choose_for_slot([absorbed, interior]) == 0
-    assert choose_for_slot([absorbed, interior._replace(idle_seconds=1e6)]) == 1
+def test_of_absorbed_answers_and_passed_snapshots_the_one_worth_least_goes_first():
+    absorbed, passed = (
+        candidate(0, start=900, end=930, unproven=True),
+        candidate(1, end=900, interior=True, passed=True),
+    )
+    assert choose_for_slot([absorbed, passed]) == 0
+    assert choose_for_slot([absorbed, passed._replace(idle_seconds=1e6)]) == 1
 
 
 def test_an_absorbed_answer_takes_the_place_of_nothing_that_was_asked_for():
-    leaf, anchor = candidate(0, end=10, idle_seconds=9999), candidate(1, end=10, interior=True, anchor=True)
+    leaf, anchor = candidate(0, end=10, idle_seconds=9999), candidate(1, end=10, interior=True)
     assert choose_for_slot([leaf, anchor], newcomer=5000, extends=True, unproven=True) is None
     other = candidate(2, end=9000, unproven=True)
     assert choose_for_slot([leaf, anchor, other], newcomer=5, extends=True, unproven=True) == 2
 
 
-def test_the_interior_snapshot_that_saves_least_goes_first():
-    wide = candidate(0, start=0, end=4000, interior=True)
-    narrow = candidate(1, start=4000, end=4100, interior=True)
+def test_the_passed_snapshot_that_saves_least_goes_first():
+    wide = candidate(0, start=0, end=4000, interior=True, passed=True)
+    narrow = candidate(1, start=4000, end=4100, interior=True, passed=True)
     assert choose_for_slot([wide, narrow]) == 1
 
 
@@ -85,12 +88,12 @@ def test_of_equal_leaves_the_one_not_used_longest_goes():
 
 
 def test_a_one_shot_goes_before_a_session_that_came_back():
-    session = candidate(0, returned=True, idle_seconds=600)
+    session = candidate(0, share=0.9, idle_seconds=100)
     assert choose_for_slot([session, candidate(1)]) == 1
 
 
 def test_what_nobody_asks_for_goes_at_last_however_long_it_is():
-    session = candidate(0, end=30_000, returned=True, idle_seconds=7 * 24 * 3600)
+    session = candidate(0, end=30_000, share=0.9, idle_seconds=7 * 24 * 3600)
     assert choose_for_slot([session, candidate(1, end=300)]) == 0
 
 
@@ -113,11 +116,11 @@ def test_a_newcomer_that_extends_another_must_be_worth_what_it_pushes_out():
 
 def test_a_newcomer_takes_the_place_of_an_equal_one_that_came_back():
     """Or a new conversation would never begin to be kept beside old ones."""
-    assert choose_for_slot([candidate(0, end=3000, returned=True)], recompute_cost(0, 3000)) == 0
+    assert choose_for_slot([candidate(0, end=3000, share=0.9)], recompute_cost(0, 3000)) == 0
 
 
-def test_a_small_newcomer_takes_an_interior_slot():
-    assert choose_for_slot([candidate(0, end=30_000, interior=True)], recompute_cost(0, 300)) == 0
+def test_a_small_newcomer_takes_a_slot_that_was_passed():
+    assert choose_for_slot([candidate(0, end=30_000, interior=True, passed=True)], recompute_cost(0, 300)) == 0
 
 
 # Blocks
@@ -134,14 +137,14 @@ def test_nothing_goes_where_all_together_would_not_do():
 
 
 def test_only_blocks_that_nobody_else_holds_count():
-    shared, own = candidate(0, blocks=(1, 2)), candidate(1, blocks=(3,), returned=True)
+    shared, own = candidate(0, blocks=(1, 2)), candidate(1, blocks=(3,), share=0.9)
     assert choose_for_blocks([shared, own], 1, blocks_of(shared, own, others=(1, 2))) == [1]
     assert choose_for_blocks([shared], 1, blocks_of(shared, others=(1, 2))) is None
 
 
 def test_a_leaf_goes_before_what_it_extends():
-    head = candidate(0, end=8, blocks=(1, 2), interior=True, anchor=True)
-    leaf = candidate(1, start=8, end=16, parent=0, blocks=(1, 2, 3, 4), returned=True)
+    head = candidate(0, end=8, blocks=(1, 2), interior=True)
+    leaf = candidate(1, start=8, end=16, parent=0, blocks=(1, 2, 3, 4), share=0.9)
     assert choose_for_blocks([head, leaf], 2, blocks_of(head, leaf)) == [1]
     assert choose_for_blocks([head, leaf], 4, blocks_of(head, leaf)) == [1, 0]
 
@@ -177,7 +180,7 @@ def test_an_interior_snapshot_computed_apart_gives_its_own_blocks():
 
 def test_a_snapshot_whose_going_frees_nothing_is_spared():
     busy = candidate(0, end=8, blocks=(1, 2))
-    useful = candidate(1, end=9000, returned=True, blocks=(3, 4))
+    useful = candidate(1, end=9000, share=0.9, blocks=(3, 4))
     assert choose_for_blocks([busy, useful], 2, blocks_of(busy, useful, others=(1, 2))) == [1]
 
 

@@ -5,7 +5,7 @@ from worker.snapshot_index import Node
 
 
 def snapshot_in(slot: int) -> Snapshot:
-    return Snapshot(slot, Node("", None, b"", None), (1,), 4, False, 0.0, absorbed=False)
+    return Snapshot(slot, Node("", None, b"", None), (1,), 4, 0.0, absorbed=False)
 
 
 def ready(table: SlotTable) -> int:

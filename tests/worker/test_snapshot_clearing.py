@@ -27,14 +27,44 @@ def test_a_long_conversation_advances_on_few_slots():
     assert 30 in engine.kept(), "the head went although older turns could"
 
 
-def test_the_restore_source_is_not_the_victim_of_its_own_commit():
+def test_the_restore_source_is_not_the_victim_of_its_own_commit_while_anything_else_can_go():
+    engine = Engine(2)
+    engine.play(one_shot(1))
+    engine.play(one_shot(2, 3000))
+    run = engine.start(prompt(words(1, 12), words(2, 30), head=False))
+    engine.compute(run, 43)
+    engine.finish(run)
+    assert 12 in engine.kept()
+
+
+def test_one_slot_goes_forward_with_its_conversation():
+    engine = Engine(1)
+    assert depths(engine, *(chat(2 * turn + 1) for turn in range(6))) == [0, *(50 + 40 * t for t in range(5))]
+    assert engine.kept() == [250]
+
+
+def test_what_others_restore_from_makes_no_room_for_what_was_built_on_it():
+    engine = Engine(1)
+    engine.play(one_shot(1))
+    reader = engine.start(prompt(words(1, 12), words(3, 4), head=False), hold=True)
+    assert engine.play(prompt(words(1, 12), words(2, 30), head=False)).committed == []
+    engine.finish(reader)
+    assert engine.kept() == [12]
+
+
+def test_a_commit_that_is_refused_costs_the_snapshot_it_was_built_on_nothing():
     engine = Engine(1)
     engine.play(one_shot(1))
     run = engine.start(prompt(words(1, 12), words(2, 30), head=False))
+    run.wanted.clear()
     engine.compute(run, 43)
-    assert run.committed == []
-    engine.finish(run)
+    for stored in (41, 43):
+        assert engine.commit(engine.keeping.reserve(), run, run.prompt.last, stored_tokens=stored) is None
     assert engine.kept() == [12]
+    assert engine.keep(run, run.prompt.last) == 0
+    engine.finish(run)
+    engine.check()
+    assert engine.kept() == [42]
 
 
 def test_an_absorbed_answer_goes_first_and_what_it_extends_stays():
@@ -98,7 +128,12 @@ def test_one_shots_do_not_push_out_a_long_session():
     for who in range(20):
         engine.play(one_shot(100 + who, 30))
     assert engine.play(prompt(words(1, 200), words(2, 2800), words(3, 20))).lookup.depth == 3000
-    assert engine.store.aborts["not_worth"] > 0
+    alone = Engine(1)
+    alone.play(one_shot(1, 3000))
+    for who in range(20):
+        alone.play(one_shot(100 + who, 30))
+    assert alone.kept() == [3000]
+    assert alone.store.aborts["not_worth"] == 20
 
 
 def test_one_shots_make_room_for_one_another_before_a_session_goes():

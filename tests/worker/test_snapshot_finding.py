@@ -283,16 +283,6 @@ def test_only_as_much_of_a_divisible_snapshot_goes_as_room_is_needed():
     assert undivided.kept() == [30]
 
 
-def test_what_is_left_of_a_snapshot_has_come_back_if_the_whole_had():
-    engine = Engine(4, blocks=80, divisible=True)
-    engine.play(chat(5))
-    engine.play(prompt(HEAD, *(words(10 + turn, 20) for turn in range(5)), words(90, 5)))
-    engine.clearing.evict(engine.slots_at(135))
-    engine.clearing.make_room(engine.pool.free_count + 6)
-    (left,) = engine.slots_at(90)
-    assert engine.store.known(left).returned
-
-
 def test_what_is_cut_out_takes_the_place_of_what_was_passed_and_not_of_the_newest():
     engine = Engine(2, divisible=True)
     engine.play(prompt(HEAD, words(10, 300)))

@@ -1,0 +1,61 @@
+"""What is learned of how often boundaries are asked for again."""
+
+from __future__ import annotations
+
+from snapshot_rig import Engine, chat, one_shot, prompt, words
+
+from worker.returns import MEMORY, standing
+
+
+def standings(engine: Engine) -> dict[int, str]:
+    (root,) = engine.store.index.roots
+    return {node.end: standing(node) for node in root.subtree() if node is not root}
+
+
+def test_a_conversation_that_grows_is_asked_for_at_its_end_alone():
+    engine = Engine(8)
+    engine.play(chat(1))
+    assert standings(engine) == {30: "inner", 50: "new"}
+    engine.play(chat(3))
+    assert standings(engine) == {30: "inner", 50: "passed", 70: "inner", 90: "going_on"}
+    engine.play(chat(3))
+    assert standings(engine)[90] == "repeated"
+
+
+def test_a_boundary_that_conversations_leave_in_two_ways_is_asked_for_again():
+    engine = Engine(8)
+    engine.play(prompt(words(1, 12), words(2, 12), head=False))
+    engine.play(prompt(words(1, 12), words(3, 12), head=False))
+    assert standings(engine)[12] == "again"
+
+
+def test_what_was_evicted_is_asked_for_all_the_same():
+    engine = Engine(1)
+    for who in (1, 2, 1, 2):
+        engine.play(prompt(words(who, 12), words(10 + who, 4), head=False))
+    engine.clearing.flush()
+    engine.play(prompt(words(1, 12), words(11, 4), words(5, 5), head=False))
+    node = next(n for root in engine.store.index.roots for n in root.subtree() if n.end == 16 and n.children)
+    assert node.slot is None
+    assert node.asks == 2, "one found it, one did not"
+
+
+def test_shares_follow_the_traffic():
+    growing, single = Engine(8), Engine(8)
+    for who in range(30):
+        single.play(one_shot(100 + who))
+        growing.play(chat(2 * who + 1))
+    assert growing.store.returns.share("going_on") > 0.9
+    assert single.store.returns.share("new") < 0.1
+    assert single.store.returns.share("passed") == 0
+
+
+def test_what_traffic_was_like_before_fades():
+    engine = Engine(2)
+    for who in range(MEMORY + 50):
+        engine.keeping.note("", (shot := one_shot(who, 2)).ids, shot.boundaries, 2)
+    before = engine.store.returns.share("new")
+    for who in range(60):
+        shot, more = one_shot(who, 2), prompt(words(who, 2), words(1, 2), head=False)
+        engine.keeping.wanted("", more.ids, more.boundaries, 0)
+    assert engine.store.returns.share("new") > before + 0.1
