@@ -4,7 +4,7 @@ The store, its index, placement and eviction are the worker's own, and so is wha
 room and commits; only the model is missing. One request runs at a time and its answer takes no memory. Each file is
 played in order of arrival; `load` in workloads.py says how the formats become turns, and where boundaries are.
 
-    trace_sim.py --slots 32 --users 8 FILE...       as many snapshots, memory for all of them, none divisible: a hybrid
+    trace_sim.py --slots 32 --users 8 FILE...       as many snapshots, memory for all of them, none divisible (windows)
     trace_sim.py --bytes 40GiB --users 8 FILE...    KV memory of the 8B dense shape, default slots, divisible snapshots
     trace_sim.py --slots 80% --users 8 FILE...      for each file where an LRU of snapshots saves 80% of what can be
 
