@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.boundaries import Cut, merge, message_ends, with_interior
-from gateway.text_memory import common_prefix
 from gateway.template import NOBODY, ChatTemplate, Span
 from gateway.template_env import TemplateRefusal
 from gateway.template_probe import learn
+from gateway.text_memory import common_prefix
 from protocol.errors import SettingsError
 
 MESSAGES = [{"role": "user", "content": text} for text in ("one", "two", "three")]
