@@ -38,7 +38,7 @@ demo: setup ## play an agent's conversation against BASE_URL, or a daemon of its
 	$(BIN)/python tests/bench/demo.py $(ARGS)
 
 bench: setup ## measure daemons of its own; compare with ARGS="--peer NAME=URL"
-	$(BIN)/python tests/bench/serving.py --own "packed=--dtype int4" $(ARGS)
+	$(BIN)/python tests/bench/serving.py --own "float32=--dtype float32" $(ARGS)
 
 dashboards: ## make the Grafana dashboards of their source
 	$(PYTHON) deploy/grafana/generate.py
