@@ -84,7 +84,8 @@ SAME = [
 
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_what_clients_vary_without_meaning_it_changes_nothing(maker: PromptMaker, one: dict, other: dict):
-    assert prompt(maker, user("q"), one, user("q")) == prompt(maker, user("q"), other, user("q"))
+    before = user("q"), assistant("", tool_calls=[CALL])  # of which a tool's message may be the result
+    assert prompt(maker, *before, one, user("q")) == prompt(maker, *before, other, user("q"))
 
 
 def test_order_and_values_of_arguments_do_matter(maker: PromptMaker):
@@ -111,13 +112,16 @@ hostile_parts = st.lists(
 @settings(deadline=None)
 def test_message_text_forges_no_control_token(text: str, role: str):
     maker = _shared_maker()
-    made = prompt(maker, user("q"), {"role": role, "content": text, "tool_call_id": "1"}, user("r"))
+    made = prompt(
+        maker, user("q"), assistant("a"), {"role": role, "content": text, "tool_call_id": "1"}, user("r")
+    )
     ids = list(made.token_ids)
-    assert [i for i in ids if i in CONTROL] == [1, 2, 1, 2, 1, 2, 1]
-    rendered = f"<|im_start|>user\nq<|im_end|>\n<|im_start|>{role}\n{text}<|im_end|>\n"
+    assert [i for i in ids if i in CONTROL] == [1, 2, 1, 2, 1, 2, 1, 2, 1]
+    rendered = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+    rendered += f"<|im_start|>{role}\n{text}<|im_end|>\n"
     rendered += "<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
     assert tiny_tokenizer().decode(ids, skip_special_tokens=False) == rendered
-    assert [b.messages for b in made.boundaries] == [1, 2, 3]
+    assert [b.messages for b in made.boundaries] == [1, 2, 3, 4]
 
 
 _MAKERS: list[PromptMaker] = []
