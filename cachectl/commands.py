@@ -70,9 +70,11 @@ def diff(client: ControlClient, asked: Asked) -> bool:
 
 def evict(client: ControlClient, asked: Asked) -> bool:
     """Refused as a whole for an unknown slot; busy and pinned ones stay, and are named."""
-    answer = ask(client, Removed, "evict", slots=chosen(client, asked), dry_run=asked.dry_run)
+    slots = chosen(client, asked)
+    answer = ask(client, Removed, "evict", slots=slots, dry_run=asked.dry_run)
     show(asked, asdict(answer), lambda: render.evicted(answer))
-    return set(asked.slots) <= set(answer.removed)
+    named = slots if asked.digest is not None else asked.slots
+    return set(named) <= set(answer.removed)
 
 
 def flush(client: ControlClient, asked: Asked) -> bool:

@@ -99,7 +99,11 @@ def _post(url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, st
     if connect is None or not target.hostname:
         raise SettingsError(f"url: {url} is not that of an HTTP server")
     try:
-        connection = connect(target.hostname, target.port)
+        try:
+            port = target.port
+        except ValueError as error:
+            raise SettingsError(f"url: {url}: {error}") from error
+        connection = connect(target.hostname, port)
         try:
             data = json.dumps(body).encode()
             connection.request(

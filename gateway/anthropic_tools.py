@@ -15,6 +15,9 @@ from gateway.canonical import function_tool, sorted_tools, wrong
 
 _THEIR_SEARCH = "tool_search_tool_"
 _LOADING = ("tool_reference", "tool_addition")
+_MOST_TEXT = (
+    16 << 20
+)  # characters of descriptions that messages bring in: a reference takes few, and can be repeated
 
 
 class Tools:
@@ -27,6 +30,7 @@ class Tools:
         self.shown = tuple(tools)
         self._known = {tool["function"]["name"]: tool for tool in (*self.shown, *deferred)}
         self._loaded: dict[str, dict[str, Any]] = {}
+        self._room = _MOST_TEXT
 
     @property
     def loaded(self) -> tuple[dict[str, Any], ...]:
@@ -66,7 +70,11 @@ class Tools:
         function = tool["function"]
         self._known[function["name"]] = self._loaded[function["name"]] = tool
         line = {key: function[key] for key in ("description", "name", "parameters")}
-        return f"<function>{json.dumps(line, ensure_ascii=False)}</function>"
+        text = f"<function>{json.dumps(line, ensure_ascii=False)}</function>"
+        self._room -= len(text)
+        if self._room < 0:
+            raise wrong(where, f"brings in descriptions of more than {_MOST_TEXT} characters in all")
+        return text
 
 
 def parse_tools(value: object, *, in_order: bool = False) -> Tools:

@@ -47,19 +47,26 @@ def _with_surrogates(body: bytes, refusal: orjson.JSONDecodeError) -> Any:
     if b"\\u" not in body:
         raise RequestError(f"the body is not JSON: {refusal}") from refusal
     try:
-        return _mended(json.loads(body.decode("utf-8"), parse_constant=_refuse_constant))
+        return mended(json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_int=whole))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {refusal}") from error
 
 
-def _mended(value: Any) -> Any:
+def mended(value: Any) -> Any:
+    """A JSON value whose halves of surrogate pairs are U+FFFD: no encoder and no tokenizer takes them."""
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_mended(item) for item in value]
+        return [mended(item) for item in value]
     if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in value.items()}
+        return {mended(key): mended(item) for key, item in value.items()}
     return value
+
+
+def whole(digits: str) -> int | float:
+    """A whole number, as a float where it has more than the 64 bits that can be written again."""
+    value = int(digits)
+    return value if -(1 << 63) <= value < 1 << 64 else float(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from gateway.body import is_too_deep
+from gateway.body import is_too_deep, mended
 from gateway.conversation import Message, Role, ToolCall
 from gateway.hints import mark_seconds
 from protocol.errors import RequestError
@@ -158,7 +158,7 @@ def parse_arguments(value: object, where: str) -> Any:
     if not isinstance(value, str):
         raise wrong(where, "must be a string of JSON")
     try:
-        parsed = json.loads(value)  # not orjson: it turns large whole numbers into floats
+        parsed = mended(json.loads(value))  # not orjson: it turns large whole numbers into floats
     except (ValueError, RecursionError):
         return value
     return value if is_too_deep(parsed) else parsed

@@ -83,7 +83,7 @@ class _Connection(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         request_id = token_hex(12)
-        problem = exc.message.partition("\n")[0].rstrip(" :")
+        problem = exc.message.partition("\n")[0].partition(":")[0].rstrip()  # behind it stand the client's words
         _log.warning("request %s is no HTTP: %s", request_id, problem)
         self._refused(status)
         found = ErrorAnswer(status, f"the request is no HTTP: {problem}")

@@ -25,7 +25,7 @@ from protocol.notify import Notifier
 from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
 from protocol.settings import load_settings
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_USAGE = 1, 2
 STATUS_SECONDS = 1.0  # between two looks at the worker for the service manager
 
 _log = logging.getLogger("prefixd.gateway")
@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.freeze()  # what has been loaded lives as long as the process: no need to look through it again
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, maker, notifier))
-    except (SettingsError, OSError) as error:
+    except SettingsError as error:
+        _log.error("%s", error)
+        return EXIT_USAGE  # trying again cannot help, the supervisor and the service manager take from this
+    except OSError as error:
         _log.error("%s", error)
         return EXIT_FAILED
     finally:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.body import mended, whole
 from gateway.canonical import parse_arguments
 from gateway.conversation import Message, ToolCall
 
@@ -78,7 +79,7 @@ class Call:
         if not self.arguments:
             return {}
         try:
-            value = json.loads(self.arguments)  # not orjson: it turns large whole numbers into floats
+            value = mended(json.loads(self.arguments, parse_int=whole))
         except (ValueError, RecursionError):
             return self.arguments
         return value if isinstance(value, dict) else self.arguments

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from secrets import token_hex
 from typing import Any, Protocol
 
+from gateway.body import mended
 from gateway.reply import CallArguments, CallEnd, CallStart, Part
 from gateway.reply_json import JsonValue
 from gateway.reply_scanner import Scanner, Steps
@@ -29,10 +30,10 @@ class Calls:
 
     def start(self, name: str) -> Part:
         self.made += 1
-        return CallStart(self.made - 1, f"call_{token_hex(12)}", name)
+        return CallStart(self.made - 1, f"call_{token_hex(12)}", mended(name))
 
     def arguments(self, fragment: str) -> Part:
-        return CallArguments(self.made - 1, fragment)
+        return CallArguments(self.made - 1, mended(fragment))
 
     def end(self) -> Part:
         return CallEnd(self.made - 1)

@@ -12,7 +12,6 @@ import queue
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,9 +60,13 @@ class _Rows:
         rows = [row for row in rows if math.isfinite(self._most[row])]
         if not rows or self.logits.device.type not in _DRAWN_TOGETHER:
             return
-        with suppress(Exception):  # a fault is left to `choose`, where it costs one request
+        try:
             adjusted, draws = zip(*(samplers[row].wish(self.logits[row]) for row in rows), strict=True)
             self._drawn = dict(zip(rows, draw_rows(torch.stack(adjusted), draws), strict=True))
+        except torch.AcceleratorError:
+            raise  # the device is lost, and the worker with it
+        except Exception:
+            log.debug("drawing together failed", exc_info=True)  # left to `choose`, where it costs one request
 
     def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
         """The next token of one row. Raises `ValueError` where the model gave none to choose from."""

@@ -5,8 +5,11 @@ Hints are never looked at when a request is looked up: they only decide what goe
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from protocol.messages import Generate
 from worker.slots import Snapshot
+from worker.snapshot_index import Node
 from worker.snapshots import SnapshotStore
 
 BUDGET = 4  # one in so many slots, blocks and recurrent states may be held back by hints
@@ -25,9 +28,9 @@ class Retention:
             return
         seconds = {mark.end: mark.seconds for mark in hint.marks}
         for node in store.index.walk(message.tenant, message.token_ids.tobytes(), message.boundaries).chain:
-            if node.slot is None:
-                continue
-            snapshot = store.known(node.slot)
+            snapshot = None if node.slot is None else store.slots[node.slot].snapshot
+            if snapshot is None or snapshot.node is not node:
+                continue  # a stale entry: the lookup will drop it
             snapshot.session = hint.session or snapshot.session
             snapshot.hold_seconds = max(seconds.get(node.end, 0), snapshot.hold_seconds)
 
@@ -43,7 +46,7 @@ class Retention:
             for snapshot in store.slots.snapshots()
             if snapshot.hold_seconds
             and not snapshot.leaving
-            and (_is_head(snapshot) or now - snapshot.node.used_at < snapshot.hold_seconds)
+            and (_is_head(snapshot) or now - _used_at(snapshot.node) < snapshot.hold_seconds)
         ]
         most = len(store.slots) // BUDGET
         if store.states is not None:
@@ -51,12 +54,21 @@ class Retention:
         most_blocks = store.pool.total_count // BUDGET
         held: set[int] = set()
         blocks: set[int] = set()
-        for snapshot in sorted(marked, key=lambda s: (not _is_head(s), -s.node.last_used)):
-            wider = blocks.union(snapshot.blocks)
-            if len(held) < most and len(wider) <= most_blocks:
+        # Using a snapshot uses those above it too: the deepest of a conversation stands for it.
+        for snapshot in sorted(marked, key=lambda s: (not _is_head(s), -s.node.last_used, -s.tokens)):
+            if len(held) >= most:
+                break
+            # Blocks are shared from the start on, and looked at from the end.
+            own = list(takewhile(lambda block: block not in blocks, reversed(snapshot.blocks)))
+            if len(blocks) + len(own) <= most_blocks:
                 held.add(snapshot.slot)
-                blocks = wider
+                blocks.update(own)
         return frozenset(held)
+
+
+def _used_at(node: Node) -> float:
+    """As eviction has it: a snapshot that was passed is not used by what is built on it."""
+    return node.asked_at if node.snapshots_below else node.used_at
 
 
 def _is_head(snapshot: Snapshot) -> bool:

@@ -26,7 +26,7 @@ class Returns:
 
     def share(self, standing: Standing) -> float:
         """The part of boundaries of that standing that are asked for again. What was passed counts as none."""
-        return 0.0 if standing == "passed" else self._asked[standing] / self._seen[standing]
+        return 0.0 if standing == "passed" else min(1.0, self._asked[standing] / self._seen[standing])
 
     def ask(self, node: Node) -> None:
         """A request asks for this boundary."""

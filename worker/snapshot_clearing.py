@@ -88,9 +88,11 @@ class Clearing:
         candidates = [c for c in self._candidates(protect) if not c.fixed]
         # What the newcomer extends goes only where nothing else can, or one slot would stay where it is for ever. The
         # commit cannot fail any more then, and all blocks are held by it too.
-        candidates = [c for c in candidates if c.slot != reservation.source] or [
-            c._replace(interior=True, passed=True) for c in candidates
-        ]
+        others = [c for c in candidates if c.slot != reservation.source]
+        if others or reservation.absorbed:
+            candidates = others
+        else:
+            candidates = [c._replace(interior=True, passed=True) for c in candidates]
         victim = self._victim(reservation, candidates)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1

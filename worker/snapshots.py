@@ -162,6 +162,8 @@ class SnapshotStore:
         self.reservations.add(reservation)
         self.slots.begin_write(slot)
         self.publish(reservation, node, slot, kept)
+        shorter = self.known(slot)
+        shorter.session, shorter.hold_seconds = snapshot.session, snapshot.hold_seconds
 
     def drop_stale(self, node: Node, cause: StaleCause) -> None:
         """The entry is never found again. Its slot is freed unless it belongs to another entry by now."""

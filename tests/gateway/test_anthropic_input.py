@@ -157,6 +157,15 @@ def test_deferred_tools_are_described_where_a_search_found_them():
     assert [tool["function"]["name"] for tool in tools.loaded] == ["fetch", "watch"]
 
 
+def test_references_bring_in_only_so_much_text(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(anthropic_tools, "_MOST_TEXT", 3 * len(line("fetch")))
+    tools = anthropic_tools.parse_tools([deferred("fetch")])
+    found = [{"type": "tool_reference", "tool_name": "fetch"}] * 4
+    turns = [{"role": "assistant", "content": [use("a")]}, {"role": "user", "content": [result("a", found)]}]
+    with pytest.raises(RequestError, match="brings in descriptions of more than"):
+        anthropic_input.parse_messages(None, turns, tools)
+
+
 def test_tools_come_and_go_in_system_messages():
     tools = anthropic_tools.parse_tools([deferred("fetch")])
     definition = {"name": "new", "description": "Does.", "input_schema": {"type": "object"}}

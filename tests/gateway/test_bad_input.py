@@ -70,6 +70,16 @@ async def test_what_is_no_http_gets_the_dialects_error_an_id_and_one_log_line(
     assert 'prefixd_http_requests_total{route="other",status="400"} 1.0' in metrics
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_what_a_header_held_is_neither_logged_nor_sent_back(
+    served: Served, caplog: pytest.LogCaptureFixture, path: str
+):
+    secret = b"Authorization: Bearer sk-secret" + b"x" * 10_000
+    status, _, body = await raw_answer(served, f"POST {path} HTTP/1.1\r\n".encode() + secret + b"\r\n\r\n")
+    assert status == 400
+    assert "sk-secret" not in json.dumps(body) + caplog.text
+
+
 HALF = b"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 
 
@@ -280,6 +290,14 @@ async def test_deep_nesting_is_served_or_refused(served: Served, worker: FakeWor
 def test_deep_arguments_in_a_string_stay_text(depth: int, stays: bool):
     text = "[" * depth + "]" * depth
     assert (parse_arguments(text, "arguments") == text) is stays
+
+
+@pytest.mark.parametrize("arguments", ['{"t": "\\\\ud83d"}', '{"\\\\ud83d": [1]}'])
+async def test_half_a_character_in_arguments_is_taken(served: Served, worker: FakeWorker, arguments: str):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments.replace("\\\\", "\\")}}
+    messages = [say("q"), {"role": "assistant", "content": None, "tool_calls": [call]}, say("r")]
+    response = await served.post(CHAT, {"messages": messages})
+    assert response.status == 200, await response.text()
 
 
 async def post_large(served: Served, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import ReasoningFormat, ToolCallFormat
-from gateway.reply import CallArguments, CallEnd, CallStart, Part, Reply, merged
+from gateway.reply import Call, CallArguments, CallEnd, CallStart, Part, Reply, merged
 from gateway.reply_calls import Calls
 from gateway.reply_formats import NOTATIONS, THINKINGS
 from gateway.reply_parser import StreamParser
@@ -468,3 +469,10 @@ def test_markers_are_found_where_they_stand_first(text: str):
     else:
         assert marker == ""
         assert text[at:] in ("", "<", "<t", "<to", "x")
+
+
+def test_what_a_model_calls_with_can_be_written_again():
+    call = Call("call_1", "lookup", '{"q": "\\ud83d", "n": 12345678901234567890123}')
+    assert orjson.loads(orjson.dumps(call.value())) == {"q": "\ufffd", "n": 12345678901234567890123.0}
+    started, fragment = Calls((TOOL,)).start("a\ud83d"), Calls((TOOL,)).arguments('{"q": "\ud83d"}')
+    assert orjson.dumps([started.name, fragment.fragment])

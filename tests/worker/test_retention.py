@@ -76,6 +76,29 @@ def test_a_longer_mark_is_not_shortened_by_a_later_request():
     assert Retention(engine.store).held()
 
 
+def test_of_a_conversation_that_marks_every_turn_the_deepest_are_held():
+    engine = Engine(16)
+    for turns in range(2, 12):
+        request = chat(turns)
+        play(engine, request, marked(request, 300, request.last.end))
+        engine.clock.now += 60
+    held = sorted(engine.store.known(slot).tokens for slot in Retention(engine.store).held())
+    ends = [boundary.end for boundary in request.boundaries]
+    assert held == ends[-len(held) :]
+    assert 0 < len(held) <= 16 // BUDGET
+
+
+def test_a_snapshot_that_is_shortened_keeps_its_marks():
+    engine = Engine(8)
+    request = chat(3)
+    play(engine, request, Hint("s", (Mark(request.last.end, 300),)))
+    (snapshot,) = (s for s in engine.store.slots.snapshots() if s.node.end == request.last.end)
+    above = next(node for node in snapshot.node.ancestors() if node.slot is None)
+    engine.store.shorten(snapshot, above)
+    shorter = engine.store.known(above.slot)
+    assert (shorter.session, shorter.hold_seconds) == ("s", 300)
+
+
 def test_a_session_counts_as_a_conversation_that_comes_back():
     kept = []
     for hint in (None, Hint("1234abcd")):
@@ -143,7 +166,7 @@ def conversation(who: int, turns: int) -> Prompt:
     return chat(turns, size=7, head=words(90 + who % 2, 9), who=100 + 10 * who)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(turn, max_size=12))
 def test_where_there_is_room_hints_change_no_lookup_at_all(turns: Sequence[tuple]):
     with_hints, without = Engine(64), Engine(64)
@@ -155,7 +178,7 @@ def test_where_there_is_room_hints_change_no_lookup_at_all(turns: Sequence[tuple
     assert with_hints.kept() == without.kept()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(turn, max_size=14), st.integers(0, 9), st.integers(30, 60))
 def test_where_there_is_not_the_budget_is_kept_and_what_is_found_is_right(
     turns: Sequence[tuple], slots: int, blocks: int
