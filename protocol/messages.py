@@ -152,7 +152,7 @@ class Absorb:
 
     request_id: str  # of the request that was answered
     token_ids: TokenIds
-    boundaries: tuple[Boundary, ...]
+    boundaries: Annotated[tuple[Boundary, ...], Field(min_length=1)]
     tenant: str = ""
 
 

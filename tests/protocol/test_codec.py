@@ -2,7 +2,7 @@
 
 from array import array
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import get_args
 
 import orjson
@@ -16,6 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_HEADER_BYTES
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Absorb,
     Boundary,
     Cancel,
     Command,
@@ -124,6 +125,14 @@ def test_a_token_frame_of_the_wrong_size_is_refused():
 def test_stray_frames_are_refused():
     with pytest.raises(ProtocolError, match="no token frames"):
         decode([*encode(Hello("g")), b"1234"])
+
+
+def test_an_absorption_needs_a_boundary():
+    boundary = Boundary(3, b"d" * DIGEST_BYTES, "message", 1)
+    message = Absorb("r", array("i", [1, 2, 3]), (boundary,))
+    assert decode(encode(message)) == message
+    with pytest.raises(ProtocolError, match="boundaries"):
+        decode(encode(replace(message, boundaries=())))
 
 
 def test_another_version_is_refused():
