@@ -31,6 +31,13 @@ def test_digests_are_those_of_the_whole_chain(turns):
         )
 
 
+def test_the_same_ids_cut_elsewhere_are_another_chain():
+    remembering, ids, root = Chains(), array("i", range(1000)), b"r" * 16
+    for ends in ([100, 500, 900], [200, 500, 900], [500, 900, 1000]):
+        found = remembering.boundaries(root, ids, [Cut(end, "message", 0) for end in ends])
+        assert [each.digest for each in found] == chain_digests(root, ids, ends)
+
+
 def test_only_what_is_new_is_hashed(monkeypatch: pytest.MonkeyPatch):
     hashed: list[int] = []
 

@@ -181,6 +181,18 @@ def test_a_text_that_goes_on_from_others_is_encoded_as_if_it_were_the_first(
             assert (list(ids), found) == (list(fresh.token_ids), fresh.positions)
 
 
+def test_an_added_token_that_goes_on_behind_a_remembered_text_is_one_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_memory, "_LEAST", 0)
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().to_str())
+    tokenizer.add_special_tokens(["<|a|>", "<|a|>more"])
+    remembering = PromptTokenizer(tokenizer)
+    text = "some words <|a|>"
+    remembering.encode_chat(text, [len(text)])
+    for longer in (f"{text}more", f"{text}mo", f"{text}<|a|>more"):
+        ids, _ = remembering.encode_chat(longer, [len(text), len(longer)])
+        assert list(ids) == tokenizer.encode(longer, add_special_tokens=False).ids
+
+
 def test_only_what_is_new_in_a_text_is_searched_for_added_tokens(monkeypatch: pytest.MonkeyPatch):
     tokenizer = PromptTokenizer(tiny_tokenizer())
     turns = [f"<|im_start|>assistant {number}{' x' * 200}<|im_end|>" for number in range(20)]
