@@ -56,8 +56,10 @@ def most_by_snapshots(turns: Sequence[Turn], slots: int) -> int:
 def most_by_blocks(turns: Sequence[Turn], capacity_tokens: int) -> int:
     """Tokens that blocks of fixed size can save at most, where the prompt that runs is in the same memory.
 
-    Exact, not only a bound: whenever room is short, the block goes that is needed latest. All blocks cost the same,
-    and of one prompt the first is never needed later than the last. Prompts that do not fit are not played.
+    Exact in blocks: whenever room is short, the block goes that is needed latest. All blocks cost the same, and of one
+    prompt the first is never needed later than the last. The last token of a prompt found whole, which must be
+    computed nevertheless, is not taken off: a course that loses such blocks rather than others would gain by it.
+    Prompts that do not fit are not played.
     """
     if not turns:
         return 0
@@ -72,7 +74,7 @@ def most_by_blocks(turns: Sequence[Turn], capacity_tokens: int) -> int:
             continue
         found = held.pop(number, 0)
         held_count -= found
-        reused += min(found * size, turn.tokens - 1)
+        reused += found * size
         while (over := held_count - (capacity - len(turn.keys))) > 0:
             going = min(held[-latest[0]], over)
             held[-latest[0]] -= going

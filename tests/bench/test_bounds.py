@@ -61,7 +61,7 @@ def best_by_blocks(turns, capacity):
         after = {}
         for kept, saved in saved_with.items():
             found = next((n for n, name in enumerate(names) if name not in kept), len(names))
-            gained = saved + min(found * SIZE, turn.tokens - 1)
+            gained = saved + found * SIZE
             for beside in subsets(kept - set(names), capacity - len(names)):
                 for left in subsets(beside | set(names), capacity):
                     after[left] = max(after.get(left, 0), gained)
