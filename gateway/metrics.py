@@ -75,6 +75,7 @@ class GatewayMetrics:
         self.tpot = histogram("tpot_seconds", "Mean gap between later tokens of a request", _TOKEN_SECONDS)
         self.tokenize = histogram("tokenize_seconds", "From a body to token ids and boundaries", _SHORT_SECONDS)
         self.disconnects = counter("disconnects", "Requests whose client hung up before the answer ended")
+        self.absorb_faults = counter("absorb_faults", "Answers that could not be prepared for their next turn")
         self.worker_lost = counter("worker_lost_requests", "Requests that were open when the worker was lost")
         self.open_requests = gauge("gateway_open_requests", "Requests being served")
         self.worker_up = gauge("worker_up", "1 while the worker takes requests")

@@ -32,7 +32,9 @@ class Recent(Generic[Key, Value]):
             return self._found.get(key)
 
     def keep(self, value: Value, keys: Sequence[Key], size: int) -> None:
-        """Keep a value that takes `size` bytes."""
+        """Keep a value that takes `size` bytes; one that is larger than all room there is is not kept."""
+        if size > self._max_bytes:
+            return
         with self._lock:
             self._found.update(dict.fromkeys(keys, value))
             self._kept.append((value, keys, size))

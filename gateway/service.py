@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -177,15 +177,25 @@ class Gateway:
         reply, reason = turn.reply(0)
         if turn.choices != 1 or reason not in ("stop", "tool_calls") or not self.settings.absorb or self.stopping:
             return
-        model = self.client.model()
+        try:
+            model = self.client.model()
+        except WorkerUnavailable:
+            return  # it was lost a moment after the answer: that stands
 
         def work() -> None:
             message = next_turn(self.maker, model, request_id, conversation, reply)
             if message is not None:
                 loop.call_soon_threadsafe(self.client.absorb, message)
 
+        def ended(done: Future[None]) -> None:
+            """Nobody waits for the work: a fault in it is told here. While stopping the loop may have closed."""
+            fault = None if done.cancelled() or self.stopping else done.exception()
+            if fault is not None:
+                self.metrics.absorb_faults.inc()
+                _log.error("request %s: its answer cannot be absorbed", request_id, exc_info=fault)
+
         loop = asyncio.get_running_loop()
-        self._patient.submit(work)
+        self._patient.submit(work).add_done_callback(ended)
 
     async def _whole(self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing) -> web.Response:
         deltas: list[Delta] = []

@@ -169,6 +169,8 @@ class PromptTokenizer:
         return piece
 
     def _remember(self, key: str, piece: _Piece) -> None:
+        if piece.bytes > self._cache_bytes:  # all others would go for it, and then it too
+            return
         with self._lock:
             replaced = self._pieces.pop(key, None)
             self._held_bytes += piece.bytes - (replaced.bytes if replaced else 0)

@@ -10,6 +10,8 @@ from gateway.absorb import next_turn
 from gateway.conversation import Conversation, Message
 from gateway.prompts import PromptMaker
 from gateway.reply import Reply
+from protocol.errors import WorkerUnavailable
+from protocol.messages import ModelInfo
 
 QUESTION = [{"role": "user", "content": "Hello?"}]
 
@@ -53,6 +55,39 @@ async def test_what_is_cut_off_or_ambiguous_or_private_is_not(
 ):
     await ask(served, **fields)
     assert await absorbed_after_one_more(served, worker) == 0
+
+
+async def test_a_fault_in_preparing_it_is_told_and_counted_and_costs_nothing_else(
+    served: Served, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def count() -> float | None:
+        return served.gateway.metrics.registry.get_sample_value("prefixd_absorb_faults_total")
+
+    assert count() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.service.next_turn", lambda *_: 1 / 0)
+        assert await ask(served)
+        await served.until(lambda: count() == 1)
+    assert "cannot be absorbed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    await ask(served)
+    await served.until(lambda: len(worker.absorbed) == 1)
+    assert count() == 1
+
+
+async def test_an_answer_stands_though_the_worker_is_lost_a_moment_later(
+    served: Served, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    model = served.gateway.client.model
+
+    def lost_once_asked() -> ModelInfo:
+        if worker.requests:
+            raise WorkerUnavailable("gone")
+        return model()
+
+    monkeypatch.setattr(served.gateway.client, "model", lost_once_asked)
+    assert await ask(served)
+    assert not worker.absorbed
 
 
 async def test_an_empty_answer_is_not(served: Served, worker: FakeWorker):

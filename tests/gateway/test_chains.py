@@ -61,5 +61,13 @@ def test_the_oldest_go_first_and_a_key_leads_to_the_last_one():
     recent.keep(third, ["d"], 50)
     assert [recent.get(key) for key in "abcd"] == [None, second, second, third]
     assert (len(recent), recent.held_bytes) == (2, 100)
-    recent.keep([4], ["e"], 200)
-    assert (len(recent), recent.held_bytes, recent.get("e")) == (0, 0, None)
+
+
+def test_what_is_larger_than_all_the_room_pushes_nothing_out():
+    recent: Recent[str, list[int]] = Recent(100)
+    first = [1]
+    recent.keep(first, ["a"], 60)
+    recent.keep([2], ["a", "b"], 101)
+    assert (len(recent), recent.held_bytes, recent.get("a"), recent.get("b")) == (1, 60, first, None)
+    recent.keep([3], ["b"], 100)
+    assert (len(recent), recent.held_bytes, recent.get("a")) == (1, 100, None)

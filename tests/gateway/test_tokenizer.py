@@ -220,6 +220,15 @@ def test_memory_is_bounded_by_bytes():
     assert tokenizer._held_bytes == sum(piece.bytes for piece in tokenizer._pieces.values())
 
 
+def test_a_piece_larger_than_the_memory_pushes_nothing_out():
+    tokenizer = PromptTokenizer(tiny_tokenizer(), cache_bytes=20_000)
+    tokenizer.encode_chat("<|im_start|>a short one")
+    kept = list(tokenizer._pieces)
+    tokenizer.encode_chat("<|im_start|>" + "x y " * 8000)
+    assert list(tokenizer._pieces) == kept
+    assert tokenizer._held_bytes == sum(piece.bytes for piece in tokenizer._pieces.values())
+
+
 def test_text_that_cannot_fit_is_not_encoded():
     with pytest.raises(TooLongError) as refused:
         tiny().encode_chat("x" * 1_000_000, limit=100)
