@@ -9,16 +9,23 @@ from protocol.control import Removed, SlotInfo, Stats
 from protocol.control_client import CommandRefused, ControlClient
 
 
-def chosen(client: ControlClient, asked: Asked) -> list[int]:
-    """The slots that the command line describes. Those named are taken as they are, of others only what may go."""
+def chosen(client: ControlClient, asked: Asked) -> dict[str, list[int]]:
+    """What to `evict`, as its arguments. Slots that are named are taken as they are, of others only what may go.
+
+    Those that are described go with the generations they were seen at: meanwhile others may have come into them.
+    """
     if asked.slots:
-        return asked.slots
+        return {"slots": asked.slots}
     if asked.digest is not None:
-        return [_named(client, asked.digest.lower())]
+        return _as_seen([_named(client, asked.digest.lower())])
     removable = [row for row in all_slots(client) if row.state == "ready" and not row.pinned and not row.busy]
     if asked.to is not None:
-        return _least_used(client, removable, asked.to)
-    return [row.slot for row in removable if _matches(row, asked)]
+        return _as_seen(_least_used(client, removable, asked.to))
+    return _as_seen([row for row in removable if _matches(row, asked)])
+
+
+def _as_seen(rows: Sequence[SlotInfo]) -> dict[str, list[int]]:
+    return {"slots": [row.slot for row in rows], "generations": [row.generation for row in rows]}
 
 
 def _matches(row: SlotInfo, asked: Asked) -> bool:
@@ -27,17 +34,15 @@ def _matches(row: SlotInfo, asked: Asked) -> bool:
     return row.tenant == asked.tenant
 
 
-def _named(client: ControlClient, digest: str) -> int:
-    """The slot of the only snapshot whose digest begins like this. Raises `CommandRefused`."""
-    found = [
-        row.slot for row in all_slots(client) if row.digest and row.digest.startswith(digest[: len(row.digest)])
-    ]
+def _named(client: ControlClient, digest: str) -> SlotInfo:
+    """The only snapshot whose digest begins like this. Raises `CommandRefused`."""
+    found = [row for row in all_slots(client) if row.digest and row.digest.startswith(digest[: len(row.digest)])]
     if len(found) != 1:
         raise CommandRefused(f"digest {digest} stands for {len(found) or 'no'} snapshots")
     return found[0]
 
 
-def _least_used(client: ControlClient, removable: Iterable[SlotInfo], target_bytes: int) -> list[int]:
+def _least_used(client: ControlClient, removable: Iterable[SlotInfo], target_bytes: int) -> list[SlotInfo]:
     """The fewest of those used longest ago, deeper ones first, without which snapshots hold `target_bytes` at most.
 
     Snapshots share blocks, so only the worker knows what a set of them frees: it is asked, without removing any.
@@ -45,7 +50,7 @@ def _least_used(client: ControlClient, removable: Iterable[SlotInfo], target_byt
     excess = ask(client, Stats, "stats").snapshot_bytes - target_bytes
     if excess <= 0:
         return []
-    order = [row.slot for row in sorted(removable, key=lambda row: (-row.used_age_seconds, -row.tokens))]
+    order = sorted(removable, key=lambda row: (-row.used_age_seconds, -row.tokens))
     low, high = 0, len(order)
     while low < high:
         middle = (low + high) // 2
@@ -56,5 +61,5 @@ def _least_used(client: ControlClient, removable: Iterable[SlotInfo], target_byt
     return order[:low]
 
 
-def _freed(client: ControlClient, slots: Sequence[int]) -> int:
-    return ask(client, Removed, "evict", slots=slots, dry_run=True).freed_bytes if slots else 0
+def _freed(client: ControlClient, rows: Sequence[SlotInfo]) -> int:
+    return ask(client, Removed, "evict", **_as_seen(rows), dry_run=True).freed_bytes if rows else 0

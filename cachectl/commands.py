@@ -70,10 +70,10 @@ def diff(client: ControlClient, asked: Asked) -> bool:
 
 def evict(client: ControlClient, asked: Asked) -> bool:
     """Refused as a whole for an unknown slot; busy and pinned ones stay, and are named."""
-    slots = chosen(client, asked)
-    answer = ask(client, Removed, "evict", slots=slots, dry_run=asked.dry_run)
+    which = chosen(client, asked)
+    answer = ask(client, Removed, "evict", **which, dry_run=asked.dry_run)
     show(asked, asdict(answer), lambda: render.evicted(answer))
-    named = slots if asked.digest is not None else asked.slots
+    named = which["slots"] if asked.digest is not None else asked.slots
     return set(named) <= set(answer.removed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cachectl.asking import Asked, ask, show
-from protocol.control import Difference, Explanation, SlotInfo
+from protocol.control import Explanation, SlotInfo
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import SettingsError, WorkerUnavailable
 
@@ -33,8 +33,7 @@ def warm(client: ControlClient, asked: Asked) -> bool:
     request_id = _post(asked.url, APIS[api], _only_prefill(body, api), _key(asked.api_key_file))
     seconds = time.monotonic() - started
     explained = ask(client, Explanation, "explain", request_id=request_id)
-    slot = _head_of(client, _deepest(client, request_id)) if is_text else _deepest(client, request_id)
-    pinned = ask(client, SlotInfo, "pin", slot=slot)
+    pinned = ask(client, SlotInfo, "pin", request_id=request_id, head=is_text)
     computed = explained.prompt_tokens - explained.depth
     show(
         asked,
@@ -127,24 +126,3 @@ def _message(answer: bytes) -> str:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return answer.decode(errors="replace")[:200]
-
-
-def _deepest(client: ControlClient, request_id: str) -> int:
-    """The slot of the deepest boundary that the request reached."""
-    slot = ask(client, Difference, "diff", a=request_id, b=request_id).a.slot
-    if slot is None:
-        raise CommandRefused(
-            "the prompt was computed, but no snapshot of it was kept: there is no room, or no use"
-        )
-    return slot
-
-
-def _head_of(client: ControlClient, slot: int) -> int:
-    """The slot of the tools and system text that this one's conversation begins with."""
-    at: int | None = slot
-    while at is not None:
-        row = ask(client, SlotInfo, "show", slot=at)
-        if row.kind == "head":
-            return at
-        at = row.parent_slot
-    raise CommandRefused("the prompt was computed, but no snapshot of the system message was kept")

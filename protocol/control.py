@@ -10,10 +10,15 @@
 | `tree` | | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
 | `explain` | `request_id` | `Explanation` |
 | `diff` | `a`, `b`: a slot (int) or a request id (str) each | `Difference` |
-| `evict` | `slots` [int], `dry_run` | `Removed` |
+| `evict` | `slots` [int], `generations` ([int], one a slot), `dry_run` | `Removed` |
 | `flush` | `dry_run` | `Removed`; busy snapshots go when released |
 | `verify` | | `Verifications` |
-| `pin`, `unpin` | `slot` | `SlotInfo` |
+| `pin` | `slot`, or `request_id` and `head` (false) | `SlotInfo` |
+| `unpin` | `slot` | `SlotInfo` |
+
+A slot is used again for other snapshots, and what was read of it may be out of date. So what is chosen by what was
+read goes with the generations it had: `evict` passes over slots that have been written since or are empty. `pin` of a
+request finds the deepest boundary it has reached, or the head of its conversation, by itself.
 
 A refused command (unknown or busy slot, unknown request, bad args) has `error` set and no data.
 Reading never touches recency.

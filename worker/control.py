@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from protocol.control import Stats, Verifications
+from protocol.control import Removed, Stats, Verifications
 from protocol.messages import Command, ModelInfo, Reply
 from worker.block_pool import BlockPool
 from worker.difference import difference
@@ -94,10 +94,7 @@ class Control:
             case "diff":
                 return asdict(difference(self._conversation(args, "a"), self._conversation(args, "b")))
             case "evict":
-                asked = args.get("slots")
-                if not isinstance(asked, list) or not all(type(slot) is int for slot in asked):
-                    raise Refused("slots: must be a list of integers")
-                return asdict(self._clearing.evict(asked, dry_run=bool(args.get("dry_run", False))))
+                return asdict(self._evict(args))
             case "verify":
                 background = self._scheduler.background
                 return asdict(
@@ -111,8 +108,9 @@ class Control:
             case "flush":
                 return asdict(self._clearing.flush(dry_run=bool(args.get("dry_run", False))))
             case "pin":
-                self._clearing.pin(_integer(args, "slot"))
-                return asdict(slot_info(store, _integer(args, "slot")))
+                slot = self._to_pin(args)
+                self._clearing.pin(slot)
+                return asdict(slot_info(store, slot))
             case "unpin":
                 self._clearing.unpin(_integer(args, "slot"))
                 return asdict(slot_info(store, _integer(args, "slot")))
@@ -129,13 +127,43 @@ class Control:
             return snapshot.node
         if not isinstance(asked, str):
             raise Refused(f"{name}: must be a slot or a request id")
-        place = self._journal.place(asked)
+        return self._reached(asked)
+
+    def _reached(self, request_id: str) -> Node:
+        """The deepest boundary that a request has reached."""
+        place = self._journal.place(request_id)
         if place is None:
-            raise Refused(f"request {asked} is unknown or too long ago")
+            raise Refused(f"request {request_id} is unknown or too long ago")
         node = self._store.index.find(place.tenant, place.digest)
         if node is None:
-            raise Refused(f"nothing is known any more of what request {asked} has computed")
+            raise Refused(f"nothing is known any more of what request {request_id} has computed")
         return node
+
+    def _evict(self, args: dict[str, Any]) -> Removed:
+        slots, generations = _integers(args, "slots"), None
+        if "generations" in args:
+            numbers = _integers(args, "generations")
+            if len(numbers) != len(slots):
+                raise Refused("generations: must be one a slot")
+            generations = dict(zip(slots, numbers, strict=True))
+        return self._clearing.evict(slots, bool(args.get("dry_run", False)), generations)
+
+    def _to_pin(self, args: dict[str, Any]) -> int:
+        """The slot itself, or that of what a request has left: of its head, or of the deepest boundary it reached."""
+        request_id = args.get("request_id")
+        if request_id is None:
+            return _integer(args, "slot")
+        if not isinstance(request_id, str):
+            raise Refused("request_id: must be a string")
+        node = self._reached(request_id)
+        if args.get("head", False):
+            heads = (n for n in (node, *node.ancestors()) if n.kind == "head" and n.slot is not None)
+            node = next(heads, node)
+            if node.kind != "head":
+                raise Refused(f"no snapshot is kept of the system message of request {request_id}")
+        if node.slot is None:
+            raise Refused(f"no snapshot is kept of the prompt of request {request_id}: no room, or no use")
+        return node.slot
 
     def _stats(self) -> Stats:
         store, pool, metrics = self._store, self._pool, self._metrics
@@ -165,6 +193,13 @@ class Control:
             requests_waiting=len(self._scheduler.waiting),
             requests=metrics.values(metrics.requests, "result"),
         )
+
+
+def _integers(args: dict[str, Any], name: str) -> list[int]:
+    values = args.get(name)
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise Refused(f"{name}: must be a list of integers")
+    return values
 
 
 def _integer(args: dict[str, Any], name: str, default: int | None = None) -> int:

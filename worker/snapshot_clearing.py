@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from protocol.control import Removed
 from protocol.messages import Boundary
@@ -12,7 +12,7 @@ from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
 from worker.retention import Retention
 from worker.returns import standing
 from worker.slots import EvictionCause, Reservation, Snapshot
-from worker.snapshots import SnapshotStore
+from worker.snapshots import SnapshotStore, UnknownSlot
 
 
 class Clearing:
@@ -163,10 +163,19 @@ class Clearing:
                 store.retire(snapshot, cause)
         store.index.trim()
 
-    def evict(self, slots: Iterable[int], dry_run: bool = False) -> Removed:
-        """Remove these snapshots, but not busy or pinned ones. Raises `UnknownSlot` before anything goes."""
-        chosen = [self._store.known(slot) for slot in dict.fromkeys(slots)]
-        return self._clear(chosen, "operator", dry_run)
+    def evict(
+        self, slots: Iterable[int], dry_run: bool = False, generations: Mapping[int, int] | None = None
+    ) -> Removed:
+        """Remove these snapshots, but not busy or pinned ones. Raises `UnknownSlot` before anything goes.
+
+        `generations`, by slot, are those that the snapshots were chosen at: slots that hold others by now, or none,
+        are passed over.
+        """
+        table, asked = self._store.slots, dict.fromkeys(slots)
+        if generations is not None:
+            held = {snapshot.slot for snapshot in table.snapshots()}
+            asked = {slot: None for slot in asked if slot in held and table[slot].generation == generations[slot]}
+        return self._clear([self._store.known(slot) for slot in asked], "operator", dry_run)
 
     def flush(self, dry_run: bool = False) -> Removed:
         """Remove all but pinned snapshots; busy ones are no longer found and go when released."""
@@ -181,8 +190,11 @@ class Clearing:
         return removed
 
     def pin(self, slot: int) -> None:
-        """Keep this snapshot whatever is short, until `unpin`. Raises `UnknownSlot`."""
-        self._store.known(slot).pinned = True
+        """Keep this snapshot whatever is short, until `unpin`. Raises `UnknownSlot`, also for one that is going."""
+        snapshot = self._store.known(slot)
+        if snapshot.leaving:
+            raise UnknownSlot(slot)
+        snapshot.pinned = True
 
     def unpin(self, slot: int) -> None:
         """Raises `UnknownSlot`."""

@@ -141,8 +141,10 @@ class FakeWorker:
         sides = {1: Side(1, "", 100, 2, 30, [80, 100]), "r1": Side(None, "", 90, 3, 20, [90])}
         return Difference(70, 60, 1, sides[a], sides[b])
 
-    def evict(self, slots, dry_run):
+    def evict(self, slots, dry_run, generations=None):
         rows = [self.slots[slot] for slot in slots]
+        if generations is not None:
+            rows = [row for row, then in zip(rows, generations, strict=True) if row.generation == then]
         gone = [row.slot for row in rows if not row.busy]
         return Removed(gone, [row.slot for row in rows if row.busy], len(gone) << 20, dry_run)
 

@@ -6,6 +6,7 @@ import pytest
 from fake_control import slot_info
 
 from cachectl.main import DONE, REFUSED, USAGE
+from protocol.control import Removed
 
 HOUR = 3600.0
 
@@ -44,6 +45,24 @@ def evicted(cachectl, *words):
 )
 def test_what_is_described_goes_and_what_is_pinned_or_busy_does_not(cachectl, rows, words, slots):
     assert evicted(cachectl, *words) == slots
+
+
+@pytest.mark.parametrize("words", [["--older", "1h"], ["--tenant", "b"], ["--to", "3.5MiB"]])
+def test_what_has_come_into_a_slot_meanwhile_is_not_what_was_described(cachectl, rows, worker, words, monkeypatch):
+    """Slot 5 is used again between the looking and the clearing."""
+
+    def listed(cursor, limit):
+        page = type(worker).list(worker, cursor, limit)
+        rows[5] = slot_info(5, tenant="c", generation=2)
+        return page
+
+    monkeypatch.setattr(worker, "list", listed)
+    assert 5 not in evicted(cachectl, *words)
+
+
+def test_a_digest_whose_snapshot_has_gone_meanwhile_is_refused(cachectl, rows, worker, monkeypatch):
+    monkeypatch.setattr(worker, "evict", lambda slots, dry_run, generations: Removed([], [], 0, dry_run))
+    assert cachectl("evict", "--digest", "ab3")[0] == REFUSED
 
 
 @pytest.mark.parametrize("digest", ["ab", "ffff"])

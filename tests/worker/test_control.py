@@ -91,6 +91,10 @@ def test_stats_agree_with_metrics():
         ("diff", {"a": "r9", "b": 0}, "request r9 is unknown or too long ago"),
         ("evict", {}, "slots: must be a list of integers"),
         ("evict", {"slots": [True]}, "slots: must be a list of integers"),
+        ("evict", {"slots": [1], "generations": [True]}, "generations: must be a list of integers"),
+        ("evict", {"slots": [1], "generations": []}, "generations: must be one a slot"),
+        ("pin", {"request_id": 1}, "request_id: must be a string"),
+        ("pin", {"request_id": "r9"}, "request r9 is unknown or too long ago"),
         ("evict", {"slots": [0, 9]}, "slot 9 holds no snapshot"),
     ],
 )
@@ -100,6 +104,48 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(verb, args, error):
     reply = rig.ask(verb, **args)
     assert (reply.data, reply.error) == (None, error)
     assert rig.kept() == kept
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_what_was_chosen_in_a_slot_that_holds_another_snapshot_by_now_is_passed_over(emptied):
+    rig = Rig(slots=2)
+    for who in (1, 2):
+        rig.serve(one(who, 20))
+    seen = rig.ask("list").data["slots"]
+    rig.ask("evict", slots=[seen[0]["slot"]])
+    if not emptied:
+        rig.serve(one(3, 30))
+    kept = rig.kept()
+    both = {"slots": [row["slot"] for row in seen], "generations": [row["generation"] for row in seen]}
+    would, did = (rig.ask("evict", **both, dry_run=dry_run).data for dry_run in (True, False))
+    assert would["removed"] == did["removed"] == [seen[1]["slot"]]
+    assert would["busy"] == did["busy"] == []
+    assert rig.kept() == [tokens for tokens in kept if tokens != 20]
+
+
+def test_what_a_request_has_left_is_pinned_by_its_name():
+    rig = Rig()
+    request = rig.serve(prompt(text(1, 10), text(2, 10), text(3, 10)))
+    rows = {row["tokens"]: row["slot"] for row in rig.ask("list").data["slots"]}
+    assert rig.ask("pin", request_id=request).data["slot"] == rows[30]
+    assert rig.ask("pin", request_id=request, head=True).data["slot"] == rows[10]
+    assert rig.ask("flush").data["busy"] == sorted([rows[10], rows[30]])
+    for tokens in (10, 30):
+        rig.ask("unpin", slot=rows[tokens])
+    rig.ask("flush")
+    rig.serve(one(9, 40))  # what is in the slots now is somebody else's
+    assert "no snapshot is kept of the prompt" in rig.ask("pin", request_id=request).error
+    assert "no snapshot is kept of the system message" in rig.ask("pin", request_id=request, head=True).error
+
+
+def test_a_snapshot_that_is_going_cannot_be_pinned():
+    rig = busy_rig()
+    slot = rig.ask("list").data["slots"][0]["slot"]
+    snapshot = rig.store.known(slot)
+    rig.store.slots.acquire(slot)
+    rig.ask("flush")
+    assert snapshot.leaving
+    assert rig.ask("pin", slot=slot).error == f"slot {slot} holds no snapshot"
 
 
 def test_a_dry_run_says_what_would_go():
