@@ -44,6 +44,7 @@ Reason = Literal[
     "longer_than_prompt",
     "no_boundary",
     "stale",
+    "fingerprint",
     "restore_failed",
     "disabled",
 ]
@@ -118,6 +119,8 @@ class Generate:
     """gateway -> worker: start one request of `n` choices.
 
     `token_ids` is the whole prompt; `boundaries` rise by `end`, the generation suffix follows the last one.
+    `member` is one of several that use a tenant's cache and keep their conversations apart by their digests: it has
+    its own turns in the queue, and is not told where its prompt differs from what the tenant's others sent.
     """
 
     request_id: str
@@ -128,6 +131,7 @@ class Generate:
     cache_prompt: bool = True
     tenant: str = ""
     hint: Hint | None = None
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

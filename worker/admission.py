@@ -17,6 +17,7 @@ from worker.sequences import Request, Running
 from worker.snapshot_finding import Finding
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
+from worker.turns import Turns, taker
 
 DECODE_MARGIN_TOKENS = 64  # room for new tokens that admission asks for
 MAX_CHOICES = 256
@@ -33,7 +34,10 @@ class NeverFits(Exception):
 
 
 class Admission:
-    """The queue. Requests start in the order they came, but for followers, which let those behind them pass."""
+    """The queue. Tenants take turns; followers let those behind them pass.
+
+    A tenant may fill as many places as it leaves free, so that there is one for others; the nameless one may fill all.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Admission:
         max_waiting: int,
     ) -> None:
         self.waiting: list[Request] = []
+        self._turns = Turns()
         self._running = running
         self._finding = Finding(store)
         self._keeping = Keeping(store)
@@ -92,6 +97,10 @@ class Admission:
             )
         if len(self.waiting) >= self._max_waiting:
             return "queue_full", f"{len(self.waiting)} requests are waiting already"
+        name = taker(message)
+        own = sum(taker(request.message) == name for request in self.waiting) if name else 0
+        if own and own >= self._max_waiting - len(self.waiting):
+            return "queue_full", f"{own} requests of this tenant are waiting already"
         return None
 
     def next(self) -> Request | None:
@@ -100,7 +109,7 @@ class Admission:
         Raises `NeverFits`, that request still waiting.
         """
         running = self._running
-        for request in self.waiting:
+        for request in self._turns.order(self.waiting):
             if running.swapped:
                 return None
             if not running.is_empty:
@@ -113,6 +122,7 @@ class Admission:
             request.follows = None
             if self._start(request):
                 self.waiting.remove(request)
+                self._turns.took(request, self.waiting)
                 running.prefilling.append(request)
                 request.state = "prefill"
                 return request
@@ -130,7 +140,9 @@ class Admission:
         message = request.message
         if not request.caching:
             return self._reserve(request, _NOT_ASKED)
-        found = self._finding.lookup(message.tenant, message.token_ids, message.boundaries)
+        found = self._finding.lookup(
+            message.tenant, message.token_ids, message.boundaries, apart=bool(message.member)
+        )
         self._follow(request, found.depth)
         if request.follows is not None or not self._reserve(request, found):
             return False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from protocol.messages import Boundary
 from worker.lookup import Lookup, explain
 from worker.slots import SlotState
+from worker.snapshot_index import NOTHING_COMMON
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
@@ -38,12 +39,19 @@ class Finding:
         self._keeping = Keeping(store)
 
     def lookup(
-        self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], *, peek: bool = False
+        self,
+        tenant: str,
+        token_ids: array[int],
+        boundaries: Sequence[Boundary],
+        *,
+        peek: bool = False,
+        apart: bool = False,
     ) -> Lookup:
         """The deepest snapshot on the request's verified chain, and why it is not deeper.
 
         Marks the chain as used and drops entries that prove stale, unless it only peeks. Where states are divisible,
-        a boundary that a deeper snapshot passes gets one of its own first.
+        a boundary that a deeper snapshot passes gets one of its own first. `apart`: beyond its chain the prompt is
+        compared with nothing, as what is stored there may be others'.
         """
         store = self._store
         if not len(store.slots):
@@ -68,9 +76,8 @@ class Finding:
             refused = max(refused, node.end)
             if not peek:
                 store.drop_stale(node, fault)
-        result = explain(
-            boundaries, len(token_ids), chain, found, refused, store.index.common_prefix(tenant, data, chain)
-        )
+        common = NOTHING_COMMON if apart else store.index.common_prefix(tenant, data, chain)
+        result = explain(boundaries, len(token_ids), chain, found, refused, common)
         if not peek:
             if chain:
                 store.index.touch(chain[-1], store.clock())

@@ -2,7 +2,8 @@
 
 A node stands for one boundary and keeps the ids since its parent, so a path from the root spells a whole prefix.
 Nodes without state, *ghosts*, remember what was computed once: they explain misses and show where conversations
-branch. Their memory is bounded; a ghost that nothing extends goes first, least recently used before others.
+branch. Their memory is bounded; a ghost that nothing extends goes first, least recently used before others. A node of
+which a slower tier holds a part is no ghost.
 
 Ids are kept and compared as bytes of int32, never token by token. `data` below is a prompt in that form.
 """
@@ -20,7 +21,8 @@ from protocol.messages import Boundary, BoundaryKind
 ID_BYTES = 4
 NODE_BYTES = 512  # what a node weighs besides its ids, roughly
 
-AbsentReason = Literal["not_kept", "evicted", "flushed", "stale"]
+AbsentReason = Literal["not_kept", "evicted", "flushed", "stale", "fingerprint"]
+PartKey = tuple[Literal["host", "disk"], Literal["kv", "state"]]  # a tier, and what of a boundary it holds
 _ids = attrgetter("ids")
 
 
@@ -43,6 +45,7 @@ class Node:
         "last_used",
         "messages",
         "parent",
+        "parts",
         "queued",
         "revisited",
         "slot",
@@ -64,6 +67,7 @@ class Node:
         self.by_ids: list[Node] | None = None  # children in order of ids, once somebody asked
         self.slot: int | None = None
         self.generation = 0
+        self.parts: dict[PartKey, object] = {}  # in slower tiers, as `worker.tiers` has them
         self.absent_reason: AbsentReason = "not_kept"
         self.snapshots_below = 0  # nodes with a slot in the subtree, this one not counted
         self.hits = 0
@@ -79,6 +83,10 @@ class Node:
     @property
     def is_branch(self) -> bool:
         return len(self.children) > 1
+
+    @property
+    def is_ghost(self) -> bool:
+        return self.slot is None and not self.parts
 
     def ancestors(self) -> Iterator[Node]:
         """From the parent up, the root not included."""
@@ -116,6 +124,9 @@ class Common(NamedTuple):
     tokens: int
     differs: bool
     stored_longer: bool
+
+
+NOTHING_COMMON = Common(0, False, False)
 
 
 class SnapshotIndex:
@@ -185,9 +196,49 @@ class SnapshotIndex:
         for boundary in added:
             node = self._add(node, boundary, data[node.end * ID_BYTES : boundary.end * ID_BYTES])
         self.touch(node, now)
-        if node.slot is None and not node.children:
+        if node.is_ghost and not node.children:
             self._queue(node)
         return node
+
+    def plant(self, tenant: str, parent: Node | None, boundary: Boundary, ids: bytes) -> Node:
+        """The node of a boundary that extends `parent`, added if it is not known. Unused as yet.
+
+        Raises `ValueError` where its digest is taken by other ids, or they do not fill what lies between the two.
+        """
+        above = parent or self._roots.get(tenant) or Node(tenant, None, b"", None)
+        known = above.children.get(boundary.digest)
+        if known is not None:
+            if (known.end, known.ids) != (boundary.end, ids):
+                raise ValueError("the digest names other ids")
+            return known
+        if len(ids) != (boundary.end - above.end) * ID_BYTES or not ids:
+            raise ValueError(f"{len(ids)} bytes of ids for {above.end}..{boundary.end}")
+        if parent is None:
+            self._roots[tenant] = above
+        node = self._add(above, boundary, ids)
+        self._queue(node)
+        return node
+
+    def add_part(self, node: Node, key: PartKey, part: object) -> None:
+        """A slower tier holds this of the boundary."""
+        assert key not in node.parts
+        self._count_ghost(node, -1)
+        node.parts[key] = part
+        self._count_ghost(node, 1)
+
+    def drop_part(self, node: Node, key: PartKey, reason: AbsentReason) -> None:
+        """The tier holds it no more: the node may be a ghost again."""
+        self._count_ghost(node, -1)
+        del node.parts[key]
+        self._count_ghost(node, 1)
+        if node.slot is None:
+            node.absent_reason = reason
+        if node.is_ghost and not node.children:
+            self._queue(node)
+
+    def _count_ghost(self, node: Node, sign: int) -> None:
+        if node.is_ghost:
+            self.ghost_bytes += sign * self.weight(node)
 
     def touch(self, node: Node, now: float) -> None:
         """Count as used now, and with it all that it extends."""
@@ -201,8 +252,8 @@ class SnapshotIndex:
     def attach(self, node: Node, slot: int, generation: int) -> None:
         """A snapshot of this boundary was published."""
         assert node.slot is None
+        self._count_ghost(node, -1)
         node.slot, node.generation, node.asked_at = slot, generation, node.used_at
-        self.ghost_bytes -= self.weight(node)
         for above in node.ancestors():
             above.snapshots_below += 1
 
@@ -210,14 +261,14 @@ class SnapshotIndex:
         """Its snapshot is gone, or no longer to be found: the node stays as a ghost."""
         assert node.slot is not None
         node.slot, node.absent_reason = None, reason
-        self.ghost_bytes += self.weight(node)
+        self._count_ghost(node, 1)
         for above in node.ancestors():
             above.snapshots_below -= 1
-        if not node.children:
+        if node.is_ghost and not node.children:
             self._queue(node)
 
     def remove(self, node: Node) -> None:
-        """Forget a node and all below, none of which may have a slot."""
+        """Forget a node and all below, all of them ghosts."""
         for below in reversed(list(node.subtree())):
             self._forget(below)
 
@@ -226,7 +277,7 @@ class SnapshotIndex:
         while self.ghost_bytes > self._ghost_limit and self._forgettable:
             used, _, node = heapq.heappop(self._forgettable)
             node.queued = False
-            if node.parent is None or node.slot is not None or node.children:
+            if node.parent is None or not node.is_ghost or node.children:
                 continue
             if node.last_used != used:
                 self._queue(node)
@@ -237,7 +288,7 @@ class SnapshotIndex:
         """Follow stored ids as far as they agree with `data`, from the end of `chain` on, boundaries or not."""
         node = chain[-1] if chain else self._roots.get(tenant)
         if node is None:
-            return Common(0, False, False)
+            return NOTHING_COMMON
         at = node.end * ID_BYTES
         while (nearest := _nearest_child(node, data, at)) is not None:
             child, same = nearest
@@ -260,7 +311,7 @@ class SnapshotIndex:
     def _forget(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        assert node.slot is None
+        assert node.is_ghost
         assert not node.children
         del parent.children[node.digest]
         if parent.by_ids is not None:
@@ -272,7 +323,7 @@ class SnapshotIndex:
             return
         if parent.parent is None:
             del self._roots[parent.tenant]
-        elif parent.slot is None:
+        elif parent.is_ghost:
             self._queue(parent)
 
     def _queue(self, ghost: Node) -> None:
