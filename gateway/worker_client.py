@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import decode, encode
-from protocol.errors import ProtocolError, ServeError, WorkerUnavailable
+from protocol.errors import ProtocolError, ServeError, VersionMismatch, WorkerUnavailable
 from protocol.messages import (
     Absorb,
     Accepted,
@@ -69,6 +69,7 @@ class WorkerClient:
         self._silent_beats = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._last_refusal = ""
+        self._mismatch = ""  # why the worker cannot be understood, if it speaks another version
         self.bad_frames = 0
         self.vocabulary: Callable[[], Vocabulary] | None = None  # asked for before a first request with a grammar
         self._told_epoch: str | None = None  # of the worker that knows it
@@ -99,7 +100,7 @@ class WorkerClient:
         """None if requests can be sent, else the reason."""
         beat = self._heartbeat
         if beat is None:
-            return "the worker cannot be reached"
+            return self._mismatch or "the worker cannot be reached"
         if beat.phase != "ready":
             return f"the worker is {beat.phase}" + (f": {beat.detail}" if beat.detail else "")
         if beat.loop_age_seconds > HUNG_SECONDS:
@@ -186,11 +187,23 @@ class WorkerClient:
             self._silent_beats = 0
             try:
                 self._dispatch(decode(frames))
+            except VersionMismatch as error:
+                self._misunderstood(str(error))
             except ProtocolError as error:
                 self.bad_frames += 1
                 if str(error) != self._last_refusal:  # a worker of another version sends the same twice a second
                     _log.error("dropped a message of the worker: %s", error)
                 self._last_refusal = str(error)
+
+    def _misunderstood(self, cause: str) -> None:
+        """Another version is at the other end, perhaps since an upgrade: nothing can come of what is open."""
+        self.bad_frames += 1
+        self._heartbeat = None
+        self._fail_older(None)
+        cause = f"the worker and this gateway do not understand each other: {cause}"
+        if cause != self._mismatch:
+            _log.error("%s", cause)
+        self._mismatch = cause
 
     def _dispatch(self, message: Message) -> None:
         match message:
@@ -208,6 +221,7 @@ class WorkerClient:
 
     def _heard(self, beat: Heartbeat) -> None:
         before, self._heartbeat = self._heartbeat, beat
+        self._mismatch = ""
         if before is None or before.epoch != beat.epoch:
             _log.info("worker epoch %s is %s", beat.epoch, beat.phase)
             self._fail_older(beat.epoch)
@@ -231,6 +245,8 @@ class WorkerClient:
             self._send(Hello(self._gateway_id))
             await asyncio.sleep(self._beat_seconds)
             self._silent_beats += 1
+            if self._silent_beats >= SILENT_BEATS:
+                self._mismatch = ""  # whoever said so is gone
             if self._silent_beats >= SILENT_BEATS and self._heartbeat is not None:
                 _log.error("the worker has been silent for %.1f s", SILENT_BEATS * self._beat_seconds)
                 self._heartbeat = None

@@ -2,7 +2,8 @@
 
 Data only: nothing in a frame is code, and frames that do not match their message's type, size or version are
 refused as a whole with `ProtocolError`. The header is `{"v": version, "type": name, "body": {...}}`; a token
-buffer stands in the body as `{"frame": index, "count": ids}`.
+buffer stands in the body as `{"frame": index, "count": ids}`. That `v` is an integer of the header's object holds for
+every version to come: it is by this that either side can say why it does not understand the other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, get_args
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, VersionMismatch
 from protocol.limits import MAX_FRAMES, MAX_HEADER_BYTES, MAX_PROMPT_TOKENS
 from protocol.messages import PROTOCOL_VERSION, Message
 
@@ -41,7 +42,10 @@ def encode(message: Message) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes]) -> Message:
-    """The message in `frames`. Raises `ProtocolError` for anything but a well-formed message of this version."""
+    """The message in `frames`. Raises `ProtocolError` for anything but a well-formed message of this version.
+
+    For one of another version that is a `VersionMismatch`.
+    """
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"a message has 1 to {MAX_FRAMES} frames, not {len(frames)}")
     if len(frames[0]) > MAX_HEADER_BYTES:
@@ -52,8 +56,10 @@ def decode(frames: Sequence[bytes]) -> Message:
         raise ProtocolError(f"header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("header is not an object")
-    if header.get("v") != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {header.get('v')!r} is not {PROTOCOL_VERSION}: upgrade both sides")
+    version = header.get("v")
+    if version != PROTOCOL_VERSION:
+        refusal = VersionMismatch if type(version) is int else ProtocolError
+        raise refusal(f"protocol version {version!r} is not {PROTOCOL_VERSION}: upgrade both sides")
     kind = _TYPES.get(str(header.get("type")))
     body = header.get("body")
     if kind is None or not isinstance(body, dict):

@@ -11,7 +11,7 @@ from typing import Self
 import zmq
 
 from protocol.codec import decode, encode
-from protocol.errors import ProtocolError, WorkerUnavailable
+from protocol.errors import ProtocolError, VersionMismatch, WorkerUnavailable
 from protocol.messages import Command, Reply
 from protocol.rundir import CONTROL_SOCKET, socket_address
 
@@ -56,6 +56,8 @@ class ControlClient:
         while self._socket.poll(max(0, round((deadline - time.monotonic()) * 1000))):
             try:
                 reply = decode(self._socket.recv_multipart())
+            except VersionMismatch as error:
+                raise WorkerUnavailable(f"cannot talk to the worker at {self._address}: {error}") from error
             except ProtocolError as error:
                 raise WorkerUnavailable(f"the worker at {self._address} answers nonsense: {error}") from error
             if isinstance(reply, Reply) and reply.command_id == command.command_id:

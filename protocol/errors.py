@@ -40,5 +40,9 @@ class ProtocolError(ServeError):
     """Frames, versions or types disagree: a fault of ours."""
 
 
+class VersionMismatch(ProtocolError):
+    """The other side speaks another version of the protocol: one of the two must be upgraded."""
+
+
 class SettingsError(Exception):
     """A setting is nonsense. The message names it."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 
 from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, VersionMismatch
 from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Vocabulary
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
 
@@ -93,6 +93,7 @@ class WorkerSockets(threading.Thread):
         self._outbox_out.set_hwm(0)
         self._outbox_out.connect(_OUTBOX)
         self._gateways: dict[bytes, _Gateway] = {}  # by socket identity
+        self._last_mismatch = ""
 
     def _bind(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -193,9 +194,20 @@ class WorkerSockets(threading.Thread):
                 return
             try:
                 take(sender, decode(frames))
+            except VersionMismatch as error:
+                self.bad_frames += 1
+                self._refuse(socket, sender, str(error))
             except ProtocolError as error:
                 self.bad_frames += 1
                 log.warning("dropped a message: %s", error)
+
+    def _refuse(self, socket: zmq.Socket[bytes], sender: bytes, cause: str) -> None:
+        """Answer a peer of another version in ours: all that it can read of it is the number."""
+        if cause != self._last_mismatch:  # a gateway sends the same twice a second
+            log.error("cannot talk to a %s: %s", "gateway" if socket is self._work else "client", cause)
+            self._last_mismatch = cause
+        answer = self._heartbeat() if socket is self._work else Reply(self._epoch, "", error=cause)
+        self._deliver(socket, sender, encode(answer))
 
     def _take_work(self, sender: bytes, message: Message) -> None:
         match message:

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import zmq
 import zmq.asyncio
 from tiny_model import END_ID, tiny_tokenizer
 
 from protocol.codec import decode, encode
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Absorb,
     Accepted,
     Cancel,
@@ -45,6 +47,7 @@ class FakeWorker:
         self._run_dir = run_dir
         self.epoch = "epoch-1"
         self.phase: Phase = "ready"
+        self.version = PROTOCOL_VERSION
         self.model = MODEL
         self.requests: list[Generate] = []
         self.cancels: list[Cancel] = []
@@ -68,7 +71,9 @@ class FakeWorker:
         self._context.destroy(linger=0)
 
     async def send(self, peer: bytes, message: Message) -> None:
-        await self._work.send_multipart([peer, *encode(message)])
+        header, *buffers = encode(message)
+        header = orjson.dumps({**orjson.loads(header), "v": self.version})
+        await self._work.send_multipart([peer, header, *buffers])
 
     def _bind(self, name: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.ROUTER)

@@ -13,7 +13,7 @@ from served import Served
 from gateway.config import GatewaySettings
 from gateway.openai_answers import ChatAnswer
 from gateway.worker_client import SILENT_BEATS
-from protocol.messages import Cancel
+from protocol.messages import PROTOCOL_VERSION, Cancel
 
 
 async def never_ending(call: Call) -> None:
@@ -101,6 +101,28 @@ async def test_a_worker_that_comes_back_is_found(served: Served, worker: FakeWor
     await served.until(lambda: served.gateway.client.heartbeat is None)
     worker.epoch = "epoch-2"
     await worker.start()
+    await served.ready()
+    assert (await served.chat()).status == 200
+
+
+async def test_a_worker_of_another_version_is_refused_by_name(served: Served, worker: FakeWorker, caplog):
+    """What was open when one side was upgraded ends, and a worker of our version is served again."""
+    worker.script = never_ending
+    response = await served.chat(stream=True)
+    worker.version, ours = PROTOCOL_VERSION + 1, worker.version
+    assert "worker_unavailable" in await response.text()
+    said = f"protocol version {PROTOCOL_VERSION + 1} is not {ours}: upgrade both sides"
+    answer = await served.http.get(served.url + "/ready")
+    assert answer.status == 503
+    assert said in (await answer.json())["detail"]
+    refused = await served.chat()
+    assert refused.status == 503
+    assert said in (await refused.json())["error"]["message"]
+    seen = served.gateway.client.bad_frames
+    await served.until(lambda: served.gateway.client.bad_frames > seen + SILENT_BEATS)  # it goes on saying so
+    assert said in str(served.gateway.client.why_not_ready())
+    assert sum(line.startswith("the worker and this gateway") for line in caplog.messages) == 1, "said once"
+    worker.version, worker.script = ours, say("Hello there!")
     await served.ready()
     assert (await served.chat()).status == 200
 
@@ -262,7 +284,7 @@ async def test_models_and_root(served: Served, settings: GatewaySettings):
 
 async def test_nonsense_from_the_worker_is_counted_and_dropped(served: Served, worker: FakeWorker):
     async def script(call: Call) -> None:
-        for frames in ([b"nonsense"], [b"{}", b"x"], [b'{"v":999,"type":"Tokens","body":{}}'], [b""]):
+        for frames in ([b"nonsense"], [b"{}", b"x"], [b'{"v":1,"type":"Tokens","body":{}}'], [b""]):
             await worker._work.send_multipart([call.peer, *frames])
         await call.send(Cancel("x", "stop"))  # well formed, but not a worker's to send
         await say("unharmed")(call)

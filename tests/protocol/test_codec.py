@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import decode, encode
 from protocol.digest import DIGEST_BYTES
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, VersionMismatch
 from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_HEADER_BYTES
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -138,8 +138,22 @@ def test_an_absorption_needs_a_boundary():
 def test_another_version_is_refused():
     header = orjson.loads(encode(Hello("g"))[0])
     header["v"] = PROTOCOL_VERSION + 1
-    with pytest.raises(ProtocolError, match="upgrade both sides"):
+    with pytest.raises(VersionMismatch, match="upgrade both sides"):
         decode([orjson.dumps(header)])
+
+
+def test_the_version_is_looked_at_before_anything_else():
+    """Of a version to come nothing is known but that it says which one it is."""
+    header = {"v": PROTOCOL_VERSION + 1, "type": "Telegram", "words": [1, 2, 3]}
+    with pytest.raises(VersionMismatch, match=f"{PROTOCOL_VERSION + 1} is not {PROTOCOL_VERSION}"):
+        decode([orjson.dumps(header), b"of any kind", b"and number"])
+
+
+@pytest.mark.parametrize("version", [None, "1", [1], 1.5])
+def test_what_is_no_version_is_no_other_one_either(version):
+    with pytest.raises(ProtocolError) as refused:
+        decode([orjson.dumps({"v": version, "type": "Hello", "body": {"gateway_id": "g"}})])
+    assert not isinstance(refused.value, VersionMismatch)
 
 
 def test_a_wrong_field_is_named():

@@ -76,6 +76,13 @@ def test_nonsense_is_a_worker_that_cannot_be_talked_to(tmp_path):
         ask(tmp_path)
 
 
+def test_a_worker_of_another_version_says_so(tmp_path):
+    answer = [encode(Reply("e", ""))[0].replace(b'"v":1', b'"v":2')]
+    said = "cannot talk to the worker at .*: protocol version 2 is not 1: upgrade both sides"
+    with worker(tmp_path, lambda command: [answer]), pytest.raises(WorkerUnavailable, match=said):
+        ask(tmp_path)
+
+
 def test_no_socket_is_known_at_once(tmp_path):
     with pytest.raises(WorkerUnavailable, match="no worker runs"):
         ask(tmp_path, timeout=3600.0)

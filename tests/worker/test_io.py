@@ -15,7 +15,18 @@ import zmq
 
 from protocol.codec import decode, encode
 from protocol.limits import MAX_HEADER_BYTES
-from protocol.messages import Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Sampling, Tokens
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Command,
+    Generate,
+    Heartbeat,
+    Hello,
+    Message,
+    Reply,
+    Sampling,
+    Tokens,
+)
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, prepare_run_dir, socket_address
 from worker import io
 from worker.io import FromGateway, FromOperator, GatewayLost, SocketsFailed, WorkerSockets
@@ -251,6 +262,21 @@ def test_what_is_not_a_message_is_counted_and_dropped(sockets, connect, frames):
     assert taken(sockets).message.request_id == "good"
     assert sockets.bad_frames == 1
     assert sockets.inbox.empty()
+
+
+@pytest.mark.parametrize(("name", "message"), [(WORK_SOCKET, Hello("g")), (CONTROL_SOCKET, Command("1", "stats"))])
+def test_a_peer_of_another_version_is_told_ours(sockets, connect, caplog, name, message):
+    """By the one thing that every version can read: the number in the header."""
+    peer = connect(name)
+    other = [encode(message)[0].replace(b'"v":1', b'"v":2')]
+    for _ in range(3):
+        peer.socket.send_multipart(other)
+        assert orjson.loads(peer.socket.recv_multipart()[0])["v"] == PROTOCOL_VERSION
+    assert sockets.bad_frames == 3
+    assert sockets.inbox.empty()
+    assert [line for line in caplog.messages if "protocol version 2 is not 1: upgrade both sides" in line] == [
+        caplog.messages[-1]
+    ], "said once"
 
 
 def test_requests_on_the_control_socket_are_dropped(sockets, connect):
