@@ -165,7 +165,7 @@ def _check_accounts(
     for block, count in enumerate(counted):
         _require(pool.refcount(block) >= count, 10, f"block {block}: {count} snapshots hold it, fewer are counted")
     _require(index.node_count == len(nodes), 10, f"{index.node_count} nodes counted, {len(nodes)} there")
-    ghosts = sum(index.weight(node) for node in nodes if node.slot is None)
+    ghosts = sum(index.weight(node) for node in nodes if node.is_ghost)
     _require(index.ghost_bytes == ghosts, 10, f"{index.ghost_bytes} bytes of ghosts counted, {ghosts} there")
     for node in nodes:
         below = sum(child.snapshots_below + (child.slot is not None) for child in node.children.values())

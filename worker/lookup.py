@@ -37,17 +37,18 @@ def explain(
     found: Node | None,
     refused: int,
     common: Common,
+    refusal: Reason = "stale",
 ) -> Lookup:
     """The outcome of a lookup that walked `chain` and may restore `found`.
 
-    `refused` is the deepest boundary that was found and then refused as stale, 0 if there was none.
+    `refused` is the deepest boundary that was found and then refused, for the reason `refusal`; 0 if there was none.
     """
     depth = found.end if found else 0
     limit = total_tokens - 1  # at least one token must be computed
     lost = [node for node in chain if depth < node.end <= limit]
     reason: Reason
     if refused > depth and (not lost or refused >= lost[-1].end):
-        reason = "stale"
+        reason = refusal
     elif lost:
         reason = lost[-1].absent_reason
     elif chain and chain[-1].end > depth:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from protocol.messages import FailureCode, Outcome, Reason
 from worker.sequences import Request, State
 
-_PARTIAL_REASONS = ("evicted", "flushed", "not_kept", "longer_than_prompt", "stale", "restore_failed")
+_PARTIAL_REASONS = ("evicted", "flushed", "not_kept", "longer_than_prompt", "stale", "fingerprint", "restore_failed")
 _NOT_RESTORED = ("none",)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _SHORT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
