@@ -1,11 +1,13 @@
-"""What clients hint about their prompts, and the snapshots that stay longer for it, within a budget.
+"""What clients hint about their prompts, and what stays longer for it, within a budget and for a time.
 
 Hints are never looked at when a request is looked up: they only decide what goes first where room is short.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
+from typing import NamedTuple
 
 from protocol.messages import Generate
 from worker.slots import Snapshot
@@ -13,6 +15,14 @@ from worker.snapshot_index import Node
 from worker.snapshots import SnapshotStore
 
 BUDGET = 4  # one in so many slots, blocks and recurrent states may be held back by hints
+HEAD_TIMES = 12  # a mark on a head holds for so many times its own time: many conversations begin with one
+
+
+class Kept(NamedTuple):
+    """The slots that hints speak for now. `held` stay where anything else can go, `named` only count for more."""
+
+    held: frozenset[int]
+    named: frozenset[int]
 
 
 class Retention:
@@ -35,41 +45,59 @@ class Retention:
             snapshot.hold_seconds = max(seconds.get(node.end, 0), snapshot.hold_seconds)
 
     def held(self) -> frozenset[int]:
-        """The slots that are held back now: marked heads, then what was used within the time of its mark.
+        """The slots that are held back now. Where a request cannot be served otherwise, they go like others."""
+        return self.kept().held
 
-        Of either the last used first, as far as the budget goes. Where a request cannot be served otherwise, they
-        go like others.
+    def kept(self) -> Kept:
+        """What hints speak for: all that was used within the time of its mark, then snapshots of named sessions.
+
+        Of either the last used first, as far as the one budget for both goes.
         """
-        store, now = self._store, self._store.clock()
-        marked = [
-            snapshot
-            for snapshot in store.slots.snapshots()
-            if snapshot.hold_seconds
-            and not snapshot.leaving
-            and (_is_head(snapshot) or now - _used_at(snapshot.node) < snapshot.hold_seconds)
-        ]
-        most = len(store.slots) // BUDGET
+        snapshots = [s for s in self._store.slots.snapshots() if not s.leaving and (s.hold_seconds or s.session)]
+        if not snapshots:
+            return Kept(frozenset(), frozenset())
+        now, room = self._store.clock(), _Room(self._store)
+        held = room.take(s for s in snapshots if now - _used_at(s.node) < hold_seconds(s))
+        return Kept(held, room.take(s for s in snapshots if s.session and s.slot not in held))
+
+
+class _Room:
+    """What is left of the budget."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._slots = len(store.slots) // BUDGET
         if store.states is not None:
-            most = min(most, store.states.total_count // BUDGET)
-        most_blocks = store.pool.total_count // BUDGET
-        held: set[int] = set()
-        blocks: set[int] = set()
-        # Using a snapshot uses those above it too: the deepest of a conversation stands for it.
-        for snapshot in sorted(marked, key=lambda s: (not _is_head(s), -s.node.last_used, -s.tokens)):
-            if len(held) >= most:
+            self._slots = min(self._slots, store.states.total_count // BUDGET)
+        self._most_blocks = store.pool.total_count // BUDGET
+        self._blocks: set[int] = set()
+
+    def take(self, snapshots: Iterable[Snapshot]) -> frozenset[int]:
+        """The slots of those for which there is room, the last used first.
+
+        Of a conversation that is its head, and then the deepest, which stands for those it was built on.
+        """
+        taken: set[int] = set()
+        for snapshot in sorted(snapshots, key=_order):
+            if not self._slots:
                 break
             # Blocks are shared from the start on, and looked at from the end.
-            own = list(takewhile(lambda block: block not in blocks, reversed(snapshot.blocks)))
-            if len(blocks) + len(own) <= most_blocks:
-                held.add(snapshot.slot)
-                blocks.update(own)
-        return frozenset(held)
+            own = list(takewhile(lambda block: block not in self._blocks, reversed(snapshot.blocks)))
+            if len(self._blocks) + len(own) <= self._most_blocks:
+                self._slots -= 1
+                taken.add(snapshot.slot)
+                self._blocks.update(own)
+        return frozenset(taken)
+
+
+def hold_seconds(snapshot: Snapshot) -> float:
+    """How long after its last use a mark holds it; 0 where there is none."""
+    return snapshot.hold_seconds * (HEAD_TIMES if snapshot.node.kind == "head" else 1)
+
+
+def _order(snapshot: Snapshot) -> tuple[float, bool, int]:
+    return -_used_at(snapshot.node), snapshot.node.kind != "head", -snapshot.tokens
 
 
 def _used_at(node: Node) -> float:
-    """As eviction has it: a snapshot that was passed is not used by what is built on it."""
-    return node.asked_at if node.snapshots_below else node.used_at
-
-
-def _is_head(snapshot: Snapshot) -> bool:
-    return snapshot.node.kind == "head"
+    """As eviction has it: a snapshot that was passed is not used by what is built on it. A head is."""
+    return node.asked_at if node.snapshots_below and node.kind != "head" else node.used_at

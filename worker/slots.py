@@ -52,7 +52,7 @@ class Snapshot:
     pinned: bool = False
     leaving: EvictionCause | None = None
     session: str = ""  # hints of clients: see `worker.retention`
-    hold_seconds: float = 0.0
+    hold_seconds: float = 0.0  # of the client's mark
 
     @property
     def unproven(self) -> bool:

@@ -223,6 +223,7 @@ class Clearing:
         unproven_below = Counter(
             above for s in store.slots.snapshots() if s.unproven and not s.leaving for above in s.node.ancestors()
         )
+        named = self._retention.kept().named
         candidates = []
         for snapshot in store.slots.snapshots():
             if snapshot.leaving:
@@ -232,8 +233,9 @@ class Clearing:
             interior = node.snapshots_below > unproven_below[node]
             is_now = standing(node)
             share = store.returns.share(is_now)
-            if snapshot.session or (node.children and not interior):
-                # It will come back, says its client; or what was built on it is gone, and is computed from here.
+            if snapshot.slot in named or (node.children and not interior):
+                # It will come back, says its client, who is believed within bounds; or what was built on it is gone,
+                # and is computed from here.
                 share = max(share, store.returns.share("going_on"))
             candidates.append(
                 Candidate(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from protocol.control import SlotInfo, TreeNode
+from worker.retention import hold_seconds
 from worker.slots import SlotState, Snapshot
 from worker.snapshots import SnapshotStore, UnknownSlot
 
@@ -73,7 +74,7 @@ def _snapshot_info(
         parent_slot=parent_slot,
         children=children,
         session=snapshot.session,
-        hold_seconds=snapshot.hold_seconds,
+        hold_seconds=hold_seconds(snapshot),
     )
 
 

@@ -20,11 +20,11 @@ def test_a_marked_head_and_a_session_are_seen_in_their_slots(served: Served):
     head, question = system(words("hinted head", 90)), user(words("hinted", 60))
     served.client.chat([marked(head), question], prompt_cache_key="my-session")
     slots = {slot["kind"]: slot for slot in served.daemon.snapshots()}
-    assert (slots["head"]["hold_seconds"], slots["message"]["hold_seconds"]) == (3600, 0)
+    assert (slots["head"]["hold_seconds"], slots["message"]["hold_seconds"]) == (12 * 3600, 0)
     assert slots["head"]["session"] == slots["message"]["session"] != ""
     shown = served.daemon.cachectl("show", slots["head"]["slot"]).stdout
     assert slots["head"]["session"] in shown
-    assert "for 1.0h after its last use" in shown
+    assert "for 12.0h after its last use" in shown
     assert "my-session" not in shown
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snapshot_rig import Engine, Prompt, chat, one_shot, prompt, words
 
 from protocol.messages import Generate, Hint, Mark, Sampling
-from worker.retention import BUDGET, Retention
+from worker.retention import BUDGET, HEAD_TIMES, Retention
 from worker.snapshot_view import slot_info
 
 
@@ -30,9 +30,11 @@ def marked(request: Prompt, seconds: int = 300, *ends: int) -> Hint:
     return Hint(marks=tuple(Mark(end, seconds) for end in ends or (request.boundaries[0].end,)))
 
 
-def held_blocks(engine: Engine) -> set[int]:
-    held = Retention(engine.store).held()
-    return {block for slot in held for block in engine.store.known(slot).blocks}
+def hinted_for(engine: Engine) -> frozenset[int]:
+    """The slots that hints speak for in either way."""
+    kept = Retention(engine.store).kept()
+    assert not kept.held & kept.named
+    return kept.held | kept.named
 
 
 def crowd(engine: Engine, count: int = 40) -> None:
@@ -102,14 +104,87 @@ def test_a_snapshot_that_is_shortened_keeps_its_marks():
 def test_a_session_counts_as_a_conversation_that_comes_back():
     kept = []
     for hint in (None, Hint("1234abcd")):
-        engine = Engine(2)
-        named, other = prompt(words(1, 30), head=False), prompt(words(2, 40), head=False)
+        engine = Engine(4)
+        named, others = (
+            prompt(words(1, 30), head=False),
+            [prompt(words(who, 35 + who), head=False) for who in range(2, 6)],
+        )
         play(engine, named, hint)
         engine.clock.now += 10
-        engine.play(other)
-        engine.play(prompt(words(3, 35), head=False))
+        for other in others:
+            engine.play(other)
         kept.append(30 in engine.kept())
     assert kept == [False, True]
+
+
+def test_sessions_count_for_no_more_than_their_share_of_slots(monkeypatch: pytest.MonkeyPatch):
+    """Who names each request another session pushes out nobody whose conversation has really come back."""
+    engine = Engine(8)
+    monkeypatch.setattr(engine.store.returns, "share", {"repeated": 0.8, "going_on": 0.8, "new": 0.2}.get)
+    for _ in range(2):
+        for who in range(4):
+            engine.play(prompt(words(10 + who, 30), head=False))
+    for who in range(40):
+        play(engine, prompt(words(100 + who, 40), head=False), Hint(f"{who:08x}"))
+    assert engine.kept().count(30) == 4
+    assert Retention(engine.store).kept().named == frozenset(newest(engine, 8 // BUDGET))
+
+
+def newest(engine: Engine, count: int) -> list[int]:
+    """The slots that were written last."""
+    made = sorted(engine.store.slots.snapshots(), key=lambda snapshot: -snapshot.created_at)
+    return [snapshot.slot for snapshot in made[:count]]
+
+
+def test_marks_come_before_sessions_and_both_fit_one_budget():
+    engine = Engine(8)
+    marked_ones = [prompt(words(who, 20), words(50 + who, 10)) for who in range(1, 3)]
+    for request in marked_ones:
+        play(engine, request, marked(request))
+    for who in range(10, 14):
+        play(engine, prompt(words(who, 31), head=False), Hint(f"{who:08x}"))
+    kept = Retention(engine.store).kept()
+    assert {engine.store.known(slot).tokens for slot in kept.held} == {20}
+    assert (len(kept.held), len(kept.named)) == (2, 0)
+
+
+@pytest.mark.parametrize("seconds", [300, 3600])
+def test_a_mark_on_a_head_ages_too(seconds: int):
+    engine = Engine(8)
+    request = chat(2)
+    play(engine, request, marked(request, seconds))
+    engine.clock.now += HEAD_TIMES * seconds - 10
+    assert Retention(engine.store).held()
+    engine.play(chat(1, who=50))  # another conversation with that head uses it
+    engine.clock.now += HEAD_TIMES * seconds - 10
+    assert Retention(engine.store).held()
+    engine.clock.now += 20
+    assert not Retention(engine.store).held()
+
+
+def test_of_marked_heads_the_last_used_are_held():
+    engine = Engine(16)
+    heads = [words(who, 20 + who) for who in range(1, 8)]
+    for head in heads:
+        request = prompt(head, words(90, 5))
+        play(engine, request, marked(request))
+        engine.clock.now += 5
+    engine.play(prompt(heads[1], words(91, 5)))
+    held = {engine.store.known(slot).tokens for slot in Retention(engine.store).held()}
+    assert held == {22, 25, 26, 27}
+
+
+def test_a_head_marked_once_does_not_outlive_those_in_use():
+    """Marked long ago, never asked for since: others that are marked as well have pushed it out of the budget."""
+    engine = Engine(8)
+    forgotten = prompt(words(1, 20), words(2, 5))
+    play(engine, forgotten, marked(forgotten, 3600))
+    for who in range(3, 9):
+        for turns in (1, 2):
+            request = chat(turns, head=words(who, 30), who=20 + who)
+            play(engine, request, marked(request))
+            engine.clock.now += 30
+    assert 20 not in engine.kept()
 
 
 def test_what_is_held_goes_rather_than_a_request_fails():
@@ -136,7 +211,7 @@ def test_an_operator_sees_them():
     play(engine, request, Hint("1234abcd", marked(request, 3600).marks))
     (head,) = engine.slots_at(30)
     info = slot_info(engine.store, head)
-    assert (info.session, info.hold_seconds) == ("1234abcd", 3600)
+    assert (info.session, info.hold_seconds) == ("1234abcd", HEAD_TIMES * 3600)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -189,7 +264,8 @@ def test_where_there_is_not_the_budget_is_kept_and_what_is_found_is_right(
         request = conversation(who, length)
         depth, *_ = play(engine, request, hint_for(request, session, at, seconds))
         assert depth in {0, *(boundary.end for boundary in request.boundaries)}
-        assert len(Retention(engine.store).held()) <= slots // BUDGET
-        assert len(held_blocks(engine)) <= blocks // BUDGET
+        favoured = hinted_for(engine)
+        assert len(favoured) <= slots // BUDGET
+        assert len({b for slot in favoured for b in engine.store.known(slot).blocks}) <= blocks // BUDGET
         engine.clock.now += pause
     engine.play(one_shot(400, 4 * blocks - 9))  # whatever is held, a request that fits is served
