@@ -10,6 +10,8 @@
 | `tree` | | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
 | `explain` | `request_id` | `Explanation` |
 | `diff` | `a`, `b`: a slot (int) or a request id (str) each | `Difference` |
+| `recent` | `limit` (50) | `{"requests": [Explanation]}`, the last ones to arrive or end first |
+| `events` | `after` (those to come), `limit` (500) | `EventPage` |
 | `evict` | `slots` [int], `generations` ([int], one a slot), `dry_run` | `Removed` |
 | `flush` | `dry_run` | `Removed`; busy snapshots go when released |
 | `verify` | | `Verifications` |
@@ -27,6 +29,7 @@ Reading never touches recency.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from protocol.messages import Outcome, Reason
 
@@ -39,6 +42,8 @@ VERBS = (
     "tree",
     "explain",
     "diff",
+    "recent",
+    "events",
     "evict",
     "flush",
     "verify",
@@ -185,3 +190,37 @@ class Difference:
     message: int | None
     a: Side
     b: Side
+
+
+EventKind = Literal["commit", "evict", "stale", "hit", "partial", "miss"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """One thing that happened to the cache. `number` rises by one from each to the next of one epoch.
+
+    `cause` is that of an eviction or a stale drop, and the reason of a lookup that was no hit. `tokens` is the length
+    of the snapshot; of a lookup, the depth restored.
+    """
+
+    number: int
+    time: float  # seconds since 1970
+    kind: EventKind
+    cause: str
+    slot: int | None
+    digest: str  # 8 hex digits
+    tokens: int
+    request_id: str  # of a lookup
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """The events after a number, oldest first. `last` is what to ask after next.
+
+    `missed` events between the two have been forgotten by now. Numbers mean nothing in another epoch.
+    """
+
+    epoch: str
+    events: list[CacheEvent]
+    last: int
+    missed: int

@@ -22,7 +22,9 @@ from worker.snapshots import SnapshotStore, UnknownSlot
 log = logging.getLogger(__name__)
 
 _PAGE = 100
-_READING = ("metrics", "stats", "list", "show", "tree", "explain", "diff")
+_RECENT_REQUESTS = 50
+_EVENTS = 500  # in one answer
+_READING = ("metrics", "stats", "list", "show", "tree", "explain", "diff", "recent", "events")
 
 
 class Refused(Exception):
@@ -93,6 +95,13 @@ class Control:
                 return asdict(explanation)
             case "diff":
                 return asdict(difference(self._conversation(args, "a"), self._conversation(args, "b")))
+            case "recent":
+                limit = _integer(args, "limit", _RECENT_REQUESTS)
+                return {"requests": [asdict(each) for each in self._journal.recent(limit)]}
+            case "events":
+                after = _integer(args, "after") if "after" in args else None
+                limit = min(_integer(args, "limit", _EVENTS), _EVENTS)
+                return asdict(store.events.page(self._scheduler.epoch, after, limit))
             case "evict":
                 return asdict(self._evict(args))
             case "verify":

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, islice
 from typing import NamedTuple
 
 from protocol.control import Explanation
@@ -86,6 +87,13 @@ class Journal:
             return self._explain(request)
         ended = self._ended.get(request_id)
         return replace(ended[1], age_seconds=self._clock() - ended[0]) if ended else None
+
+    def recent(self, limit: int) -> list[Explanation]:
+        """The requests that came last, open ones first, then those that ended last."""
+        now = self._clock()
+        open_ones = (self._explain(request) for request in reversed(self._open.values()))
+        ended = (replace(each, age_seconds=now - arrived) for arrived, each, _ in reversed(self._ended.values()))
+        return list(islice(chain(open_ones, ended), limit))
 
     def place(self, request_id: str) -> Place | None:
         """The deepest boundary that a request has computed or restored; None if it is not among the last ones."""

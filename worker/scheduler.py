@@ -72,6 +72,7 @@ class Scheduler:
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._pool = pool
         self._metrics = metrics
+        self._events = store.events
         self._journal = journal
         self._emit = emit
         self._caching = caching
@@ -222,6 +223,7 @@ class Scheduler:
             request.admitted_at = self._clock()
             self._metrics.count_lookup(request.outcome, request.reason, request.depth)
             self._metrics.queue_seconds.observe(request.admitted_at - request.arrived)
+            self._tell_lookup(request)
             accepted = Accepted(
                 self.epoch,
                 request.request_id,
@@ -232,6 +234,17 @@ class Scheduler:
                 request.diverged_token,
             )
             self._emit(request.sender, accepted)
+
+    def _tell_lookup(self, request: Request) -> None:
+        digest = next((b.digest for b in request.message.boundaries if b.end == request.depth), b"")
+        self._events.add(
+            request.outcome,
+            "" if request.outcome == "hit" else request.reason,
+            slot=request.slot,
+            digest=digest,
+            tokens=request.depth,
+            request_id=request.request_id,
+        )
 
     # Steps done
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Literal, get_args
 
 from worker.block_pool import BlockPool
+from worker.events import EventLog
 from worker.eviction import PAUSE_SECONDS
 from worker.invariants import check_invariants, check_states
 from worker.returns import Returns
@@ -71,6 +72,7 @@ class SnapshotStore:
         self.divisible = divisible
         self.pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
         self.returns = Returns()
+        self.events = EventLog()
         self.commits = 0
         self.aborts: dict[str, int] = dict.fromkeys(get_args(AbortCause), 0)
         self.evictions: dict[str, int] = dict.fromkeys(get_args(EvictionCause), 0)
@@ -150,6 +152,7 @@ class SnapshotStore:
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
         self.commits += 1
+        self.events.add("commit", slot=slot, digest=node.digest, tokens=node.end)
 
     def shorten(self, snapshot: Snapshot, node: Node) -> None:
         """Put a snapshot of a boundary on the way to this one in its place. It must be idle, and divisible."""
@@ -167,7 +170,7 @@ class SnapshotStore:
 
     def drop_stale(self, node: Node, cause: StaleCause) -> None:
         """The entry is never found again. Its slot is freed unless it belongs to another entry by now."""
-        self.stale_drops[cause] += 1
+        self.count_stale(node, cause)
         assert node.slot is not None
         snapshot = self.slots[node.slot].snapshot
         if snapshot is not None and snapshot.node is node:
@@ -175,9 +178,14 @@ class SnapshotStore:
         else:
             self.index.detach(node, "stale")
 
+    def count_stale(self, node: Node, cause: StaleCause) -> None:
+        """An entry was found and refused."""
+        self.stale_drops[cause] += 1
+        self.events.add("stale", cause, slot=node.slot, digest=node.digest, tokens=node.end)
+
     def drop_clash(self, node: Node) -> bool:
         """Forget an entry whose digest names other ids, and what extends it. False where any of it is in use."""
-        self.stale_drops["tokens"] += 1
+        self.count_stale(node, "tokens")
         snapshots = [self.known(below.slot) for below in node.subtree() if below.slot is not None]
         if any(self.stays(snapshot) for snapshot in snapshots):
             return False
@@ -212,6 +220,8 @@ class SnapshotStore:
             self.states.release([snapshot.state])
         self.slots.finish_evict(snapshot.slot)
         self.evictions[snapshot.leaving] += 1
+        node = snapshot.node
+        self.events.add("evict", snapshot.leaving, slot=snapshot.slot, digest=node.digest, tokens=snapshot.tokens)
 
     @property
     def _free_bytes(self) -> int:
