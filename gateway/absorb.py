@@ -7,6 +7,7 @@ from dataclasses import replace
 from gateway.conversation import Conversation, Message
 from gateway.prompts import PromptMaker
 from gateway.reply import Reply
+from gateway.tenants import ANYONE, Tenant
 from protocol.errors import RequestError
 from protocol.messages import Absorb, ModelInfo
 
@@ -15,7 +16,12 @@ _RESULT = Message("tool", "Done.")
 
 
 def next_turn(
-    maker: PromptMaker, model: ModelInfo, request_id: str, conversation: Conversation, reply: Reply
+    maker: PromptMaker,
+    model: ModelInfo,
+    request_id: str,
+    conversation: Conversation,
+    reply: Reply,
+    tenant: Tenant = ANYONE,
 ) -> Absorb | None:
     """The conversation with its answer as a client will echo it, up to the end of that answer.
 
@@ -34,7 +40,7 @@ def next_turn(
     history = (*messages, answer)
     following = replace(_RESULT, tool_call_id=answer.tool_calls[0].id) if answer.tool_calls else _PROBE
     try:
-        prompt = maker.chat(replace(conversation, messages=(*history, following)), model)
+        prompt = maker.chat(replace(conversation, messages=(*history, following)), model, tenant)
     except RequestError:
         return None  # the template takes no such turn, or the context is full
     # The first one: a later one that counts as many messages is inside the message behind the answer.
@@ -42,4 +48,4 @@ def next_turn(
     if end is None:
         return None
     boundaries = prompt.boundaries[: end + 1]
-    return Absorb(request_id, prompt.token_ids[: boundaries[-1].end], boundaries)
+    return tenant.own_absorb(Absorb(request_id, prompt.token_ids[: boundaries[-1].end], boundaries))

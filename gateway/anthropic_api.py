@@ -20,23 +20,23 @@ from gateway.grammar import Demand
 from gateway.hints import mark_seconds, user_of
 from gateway.openai_api import unknown_model
 from gateway.prompts import Prompt
-from gateway.service import REQUEST_ID, Gateway
+from gateway.service import REQUEST_ID, TENANT, Gateway
 from protocol.messages import Generate, ModelInfo
 
 
 async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
     """Raises `ServeError`."""
-    model = gateway.client.model()
+    model, tenant = gateway.client.model(), request[TENANT]
 
     def read() -> tuple[MessagesParams, Conversation, Prompt, str | None]:
         params, conversation, demand = _read(gateway, body, to_count=False)
-        prompt = gateway.maker.chat(conversation, model)
+        prompt = gateway.maker.chat(conversation, model, tenant)
         grammar = gateway.readers.grammar(conversation, prompt, demand, calls=params.calls)
         return params, conversation, prompt, grammar
 
     with gateway.metrics.tokenize.time():
         params, conversation, prompt, grammar = await gateway.in_thread(read, body)
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
     reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
     caches = params.cache_prompt is not False
     return await gateway.answer(
@@ -56,7 +56,7 @@ async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
 
     def count() -> int:
         _, conversation, _ = _read(gateway, body, to_count=True)
-        return gateway.maker.count(conversation, model)
+        return gateway.maker.count(conversation, model, request[TENANT])
 
     counted = {"input_tokens": await gateway.in_thread(count, body)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")

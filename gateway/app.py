@@ -21,7 +21,8 @@ from gateway import anthropic_api, openai_api, responses_api
 from gateway.errors import ErrorAnswer, error_answer
 from gateway.http_server import ANTHROPIC_ID_HEADER, ID_HEADER, SERVER, ServerRunner
 from gateway.openapi import openapi_json
-from gateway.service import ARRIVED, REQUEST_ID, Gateway
+from gateway.service import ARRIVED, REQUEST_ID, TENANT, Gateway
+from gateway.tenants import ANYONE
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
 
@@ -31,6 +32,8 @@ _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/@+=")
 _ID_LENGTH = 128
 _DISCONNECTED, _TOO_SLOW = 499, 408
 _ANTHROPIC_VERSION = "anthropic-version"
+_OPEN_ROUTES = ("root", "health", "ready")  # whatever keys there are
+_ADMIN_ROUTES = ("metrics",)  # what all tenants do shows there
 
 _log = logging.getLogger("prefixd.gateway")
 _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -68,7 +71,9 @@ class _Routes:
         self._gateway = gateway
 
     async def root(self, request: web.Request) -> web.Response:
-        return _json({"name": "prefixd", "models": self._gateway.model_names})
+        named = {"name": "prefixd"}
+        # Open to everybody, so that clients may look whether there is a server.
+        return _json(named | {"models": self._gateway.model_names} if self._gateway.keys is None else named)
 
     async def health(self, request: web.Request) -> web.Response:
         """This process is up; nothing more."""
@@ -152,7 +157,7 @@ def _middleware(gateway: Gateway) -> Middleware:
         resource = request.match_info.route.resource
         route = (resource.name if resource else None) or ("models" if resource else "other")
         try:
-            response = await _guarded(request, handler)
+            response = await _guarded(request, partial(_admitted, gateway, route, handler))
         except asyncio.CancelledError:
             gateway.metrics.disconnects.inc()
             gateway.metrics.answered(route, _DISCONNECTED)
@@ -161,6 +166,17 @@ def _middleware(gateway: Gateway) -> Middleware:
         return response
 
     return handle
+
+
+async def _admitted(gateway: Gateway, route: str, handler: Handler, request: web.Request) -> web.StreamResponse:
+    """The handler's answer, if the request bears a key that its route wants. Raises `RequestError`."""
+    request[TENANT] = ANYONE
+    if gateway.keys is not None and route not in _OPEN_ROUTES:
+        if route in _ADMIN_ROUTES:
+            gateway.keys.check_admin(request.headers)
+        else:
+            request[TENANT] = gateway.keys.tenant(request.headers)
+    return await handler(request)
 
 
 async def _name_answer(request: web.Request, response: web.StreamResponse) -> None:

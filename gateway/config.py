@@ -46,6 +46,10 @@ class GatewaySettings(ProcessSettings):
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one and prints it")
     served_model_name: Names = Field((), description="one more name under which the model is listed; repeatable")
     strict_model: bool = Field(False, description="answer 404 for model names that are not listed")
+    api_keys: UserPath | None = Field(
+        None,
+        description="TOML file of API keys and tenants (see `prefixd keygen`); without one, everybody may ask",
+    )
     chat_template: UserPath | None = Field(None, description="Jinja file to use instead of the model's template")
     drop_billing_header: bool = Field(
         True, description="leave out the line of telemetry that Claude Code puts before its system text"

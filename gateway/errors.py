@@ -54,8 +54,9 @@ def error_answer(error: ServeError) -> ErrorAnswer:
     """The one place where errors get their status."""
     match error:
         case RequestError():
+            headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
             return ErrorAnswer(
-                error.status, _clipped(str(error)), error.param and _clipped(error.param), error.code
+                error.status, _clipped(str(error)), error.param and _clipped(error.param), error.code, headers
             )
         case CapacityError():
             later = {"Retry-After": str(error.retry_after_seconds)}

@@ -43,15 +43,21 @@ def user_of(metadata: object) -> str:
     return ""
 
 
-def hinted(request: Generate, conversation: Conversation | None, headers: Mapping[str, str]) -> Generate:
-    """The request with its client's hints, if there are any."""
+def hinted(
+    request: Generate, conversation: Conversation | None, headers: Mapping[str, str], salt: str = ""
+) -> Generate:
+    """The request with its client's hints, if there are any. `salt` keeps sessions of tenants apart."""
     names = (conversation.session if conversation else "", *(headers.get(name, "") for name in SESSION_HEADERS))
     session = next((name for name in names if name), "")
     marks = _marks(conversation, request.boundaries) if conversation else ()
     if not session and not marks:
         return request
-    digest = blake2b(session.encode(errors="replace"), digest_size=_SESSION_BYTES).hexdigest() if session else ""
-    return replace(request, hint=Hint(digest, marks))
+    return replace(request, hint=Hint(_digest(session, salt) if session else "", marks))
+
+
+def _digest(session: str, salt: str) -> str:
+    named = session.encode(errors="replace")
+    return blake2b(named, digest_size=_SESSION_BYTES, key=bytes.fromhex(salt)).hexdigest()
 
 
 def _marks(conversation: Conversation, boundaries: tuple[Boundary, ...]) -> tuple[Mark, ...]:

@@ -81,10 +81,13 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
         await site.start()
         _log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port, *_ in runner.addresses))
         notifier.ready(_status(client))
-        watched = asyncio.create_task(_keep_telling(notifier, client, stop))
+        watched = [asyncio.create_task(_keep_telling(notifier, client, stop))]
+        if gateway.keys is not None:
+            watched.append(asyncio.create_task(gateway.keys.watch()))
         await stop.wait()
         await gateway.drain(hurry)
-        watched.cancel()
+        for task in watched:
+            task.cancel()
     finally:
         await runner.cleanup()
         gateway.close()

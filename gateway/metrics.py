@@ -31,7 +31,7 @@ ROUTES = (
     "other",
 )
 # 499: the client hung up before there was an answer
-STATUSES = (200, 400, 404, 405, 408, 413, 429, 499, 500, 503, 529)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 429, 499, 500, 503, 529)
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 20)
@@ -77,6 +77,14 @@ class GatewayMetrics:
         self.disconnects = counter("disconnects", "Requests whose client hung up before the answer ended")
         self.absorb_faults = counter("absorb_faults", "Answers that could not be prepared for their next turn")
         self.worker_lost = counter("worker_lost_requests", "Requests that were open when the worker was lost")
+        self.api_key_reads = Counter(
+            "prefixd_api_key_reads",
+            "Changes of the file of API keys; one that is refused leaves the keys as they were",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in ("used", "refused"):
+            self.api_key_reads.labels(result)
         self.open_requests = gauge("gateway_open_requests", "Requests being served")
         self.worker_up = gauge("worker_up", "1 while the worker takes requests")
         self.bad_frames = gauge("gateway_bad_frames", "Messages of the worker that made no sense")
@@ -86,6 +94,10 @@ class GatewayMetrics:
         self.worker_up.set_function(lambda: client.why_not_ready() is None)
         self.bad_frames.set_function(lambda: client.bad_frames)
         client.on_lost = self.worker_lost.inc
+
+    def api_keys_read(self, used: bool) -> None:
+        """The file of API keys has changed."""
+        self.api_key_reads.labels("used" if used else "refused").inc()
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; a status that is not listed counts as the class it belongs to."""

@@ -26,7 +26,8 @@ from gateway.openai_params import (
 )
 from gateway.prompts import Prompt, PromptMaker, token_id_array
 from gateway.reply import ReplyReader
-from gateway.service import REQUEST_ID, Gateway
+from gateway.service import REQUEST_ID, TENANT, Gateway
+from gateway.tenants import Tenant
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
@@ -48,10 +49,11 @@ async def _answer(
     gateway: Gateway, request: web.Request, body: bytes, kind: Literal["chat", "completion"]
 ) -> web.StreamResponse:
     model = gateway.client.model()
-    read = partial(_read, gateway, model, body, kind)
+    tenant = request[TENANT]
+    read = partial(_read, gateway, model, body, kind, tenant)
     with gateway.metrics.tokenize.time():
         params, prompts, conversation, grammar = await gateway.in_thread(read, body)
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
     make = ChatAnswer if kind == "chat" else CompletionAnswer
     answer = make(request_id, params.model or gateway.model_names[0], gateway.maker.token_bytes, params)
     requests = _requests(request_id, prompts, params, gateway.maker, model, grammar)
@@ -72,7 +74,7 @@ def _reader(gateway: Gateway, conversation: Conversation, prompt: Prompt, params
 
 
 def _read(
-    gateway: Gateway, model: ModelInfo, body: bytes, kind: str
+    gateway: Gateway, model: ModelInfo, body: bytes, kind: str, tenant: Tenant
 ) -> tuple[CommonParams, list[Prompt], Conversation | None, str | None]:
     """Everything between the body and the token ids, the conversation if there is one, and its answers' grammar."""
     maker, settings = gateway.maker, gateway.settings
@@ -83,13 +85,13 @@ def _read(
     if isinstance(params, ChatParams):
         conversation = _conversation(fields, params, settings)
         demand = params.demand(fields.get("tools"))
-        prompt = maker.chat(conversation, model)
+        prompt = maker.chat(conversation, model, tenant)
         calls = params.tool_choice != "none"
         grammar = gateway.readers.grammar(conversation, prompt, demand, calls=calls)
         return params, [prompt], conversation, grammar
     assert isinstance(params, CompletionParams)
     given = _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)
-    return params, [maker.completion(prompt, model) for prompt in given], None, None
+    return params, [maker.completion(prompt, model, tenant) for prompt in given], None, None
 
 
 def unknown_model(name: str) -> RequestError:

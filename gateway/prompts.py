@@ -23,8 +23,8 @@ from gateway.model_files import ModelFiles
 from gateway.renderer import PromptText, Renderer
 from gateway.template import ChatTemplate
 from gateway.template_probe import learn, probe_texts
+from gateway.tenants import ANYONE, Tenant
 from gateway.tokenizer import PromptTokenizer, TooLongError
-from protocol.digest import root_digest
 from protocol.errors import RequestError
 from protocol.messages import Boundary, ModelInfo, Vocabulary
 
@@ -97,10 +97,10 @@ class PromptMaker:
         spelled = " ".join(tokens.spelled(token_id).hex() for token_id in range(self.tokenizer.vocab_size))
         return Vocabulary(spelled, tuple(sorted(tokens.special)), tuple(sorted(self.end_token_ids)))
 
-    def chat(self, conversation: Conversation, model: ModelInfo) -> Prompt:
+    def chat(self, conversation: Conversation, model: ModelInfo, tenant: Tenant = ANYONE) -> Prompt:
         """Raises `RequestError` where the template refuses or the prompt fills the context."""
         try:
-            encoded = self._encode(conversation, model.max_model_len)
+            encoded = self._encode(conversation, model.max_model_len, tenant)
         except TooLongError as error:
             raise _too_long(f"at least {error.at_least}", model, "messages") from error
         ids = encoded.token_ids
@@ -108,14 +108,12 @@ class PromptMaker:
             raise _too_long(str(len(ids)), model, "messages")
         rendered = encoded.rendered
         opening = rendered.text[rendered.cuts[-1].end if rendered.cuts else 0 :]
-        return Prompt(
-            ids, self._chains.boundaries(root_digest(model.fingerprint), ids, self._cuts(encoded)), opening
-        )
+        return Prompt(ids, self._boundaries(model, ids, self._cuts(encoded), tenant), opening)
 
-    def count(self, conversation: Conversation, model: ModelInfo) -> int:
+    def count(self, conversation: Conversation, model: ModelInfo, tenant: Tenant = ANYONE) -> int:
         """The number of tokens that `chat` would make, also where they do not fit. Raises `RequestError`."""
         try:
-            return len(self._encode(conversation, _COUNTED_CONTEXTS * model.max_model_len).token_ids)
+            return len(self._encode(conversation, _COUNTED_CONTEXTS * model.max_model_len, tenant).token_ids)
         except TooLongError as error:
             raise _too_long(f"at least {error.at_least}", model, "messages") from error
 
@@ -149,12 +147,14 @@ class PromptMaker:
         text = _guarded(lambda: renderer.run(conversation, reply=False).text)
         return self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)[0]
 
-    def _encode(self, conversation: Conversation, limit: int | None) -> _Encoded:
+    def _encode(self, conversation: Conversation, limit: int | None, tenant: Tenant = ANYONE) -> _Encoded:
         renderer = self.renderer(conversation)
         conversation, sentinel = self._without_control(conversation, renderer)
         rendered = _guarded(lambda: renderer.render(conversation))
         wanted = [cut.end for cut in rendered.cuts]
-        ids, found = self.tokenizer.encode_chat(rendered.text, wanted, sentinel=sentinel, limit=limit)
+        ids, found = self.tokenizer.encode_chat(
+            rendered.text, wanted, sentinel=sentinel, limit=limit, owner=tenant.name
+        )
         ids, shift = self._one_bos(ids)
         return _Encoded(rendered, sentinel, ids, [None if end is None else end + shift for end in found])
 
@@ -176,7 +176,19 @@ class PromptMaker:
         ]
         return with_interior(merge(cuts))
 
-    def completion(self, prompt: str | array[int], model: ModelInfo) -> Prompt:
+    def _boundaries(
+        self, model: ModelInfo, ids: array[int], cuts: Sequence[Cut], tenant: Tenant
+    ) -> tuple[Boundary, ...]:
+        count = tenant.shared(cuts)
+        if not count:
+            return self._chains.boundaries(tenant.root(model.fingerprint), ids, cuts)
+        shared = self._chains.boundaries(tenant.head_root(model.fingerprint), ids, cuts[:count])
+        head = shared[-1]
+        rest = [replace(cut, end=cut.end - head.end) for cut in cuts[count:]]
+        own = self._chains.boundaries(tenant.parted(head.digest), ids[head.end :], rest)
+        return (*shared, *(replace(boundary, end=boundary.end + head.end) for boundary in own))
+
+    def completion(self, prompt: str | array[int], model: ModelInfo, tenant: Tenant = ANYONE) -> Prompt:
         """A plain prompt: text encoded as the tokenizer does by default, or token ids as they are."""
         try:
             ids = self.tokenizer.encode_plain(prompt, model.max_model_len) if isinstance(prompt, str) else prompt
@@ -187,7 +199,7 @@ class PromptMaker:
         if len(ids) >= model.max_model_len:
             raise _too_long(str(len(ids)), model, "prompt")
         cuts: list[Cut] = completion_cuts(len(ids))
-        return Prompt(ids, self._chains.boundaries(root_digest(model.fingerprint), ids, cuts))
+        return Prompt(ids, self._chains.boundaries(tenant.root(model.fingerprint), ids, cuts))
 
     def renderer(self, conversation: Conversation) -> Renderer:
         """What renders a conversation. Raises `RequestError` where the model has no template."""

@@ -16,7 +16,8 @@ from gateway.responses_answers import ResponsesAnswer
 from gateway.responses_input import parse_input
 from gateway.responses_params import ResponsesParams, parse_params
 from gateway.responses_tools import Tools, parse_tools
-from gateway.service import REQUEST_ID, Gateway
+from gateway.service import REQUEST_ID, TENANT, Gateway
+from gateway.tenants import Tenant
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
@@ -31,11 +32,11 @@ class _Read(NamedTuple):
 
 async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
     """Raises `ServeError`."""
-    model = gateway.client.model()
+    model, tenant = gateway.client.model(), request[TENANT]
     with gateway.metrics.tokenize.time():
-        read = await gateway.in_thread(partial(_read, gateway, model, body), body)
+        read = await gateway.in_thread(partial(_read, gateway, model, body, tenant), body)
     params, prompt = read.params, read.prompt
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
     name = params.model or gateway.model_names[0]
     answer = ResponsesAnswer(request_id, name, params, read.tools, gateway.maker.token_bytes)
     room = model.max_model_len - len(prompt.token_ids)
@@ -60,7 +61,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
     )
 
 
-def _read(gateway: Gateway, model: ModelInfo, body: bytes) -> _Read:
+def _read(gateway: Gateway, model: ModelInfo, body: bytes, tenant: Tenant) -> _Read:
     """Everything between the body and the token ids; runs on a thread."""
     fields = parse_object(body)
     params = parse_params(fields)
@@ -73,7 +74,7 @@ def _read(gateway: Gateway, model: ModelInfo, body: bytes) -> _Read:
     variables = template_variables(params.chat_template_kwargs, params.effort)
     conversation = Conversation(messages, tools.functions, variables, session=params.prompt_cache_key or "")
     try:
-        prompt = gateway.maker.chat(conversation, model)
+        prompt = gateway.maker.chat(conversation, model, tenant)
     except RequestError as error:
         if error.param == "messages":  # the name that the other dialects have for it
             error.param = "input"

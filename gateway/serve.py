@@ -159,6 +159,7 @@ def _welcome(settings: GatewaySettings) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
     question = [{"role": "user", "content": "Write one sentence about the sea."}]
     body = json.dumps({"model": settings.model, "temperature": 0, "max_tokens": 100, "messages": question})
+    key = " -H 'authorization: Bearer KEY'" if settings.api_keys else ""
     cachectl = "cachectl" if shutil.which("cachectl") else str(Path(sys.executable).with_name("cachectl"))
     if settings.run_dir != default_run_dir():
         cachectl += f" --run-dir {settings.run_dir}"
@@ -167,7 +168,7 @@ def _welcome(settings: GatewaySettings) -> None:
 prefixd serves {settings.model} on {url}
 
 Ask it something:
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{body}'
 
 See what it has cached:

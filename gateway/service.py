@@ -18,6 +18,7 @@ from aiohttp import web
 from gateway import sse
 from gateway.absorb import next_turn
 from gateway.answer import Answer, cache_line, cache_report
+from gateway.api_keys import ApiKeys
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.hints import hinted
@@ -25,6 +26,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.prompts import PromptMaker
 from gateway.reply import ReplyReader
 from gateway.reply_reader import ReplyReaders
+from gateway.tenants import Tenant
 from gateway.turn import Delta, Turn
 from gateway.worker_client import WorkerClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
@@ -32,6 +34,7 @@ from protocol.messages import Generate
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
+TENANT: web.RequestKey[Tenant] = web.RequestKey("tenant", Tenant)
 CACHE_HEADER = "x-prefixd-cache"
 
 _HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's outcome
@@ -54,9 +57,12 @@ class Gateway:
         self.maker = maker
         self.readers = ReplyReaders(maker, settings)
         self.client = client
+        self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         client.vocabulary = lambda: maker.vocabulary
         self.metrics = GatewayMetrics()
         self.metrics.watch(client)
+        if self.keys is not None:
+            self.keys.on_read = self.metrics.api_keys_read
         self.stopping = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
         self._patient = ThreadPoolExecutor(1, thread_name_prefix="patient")  # what would hold the others up
@@ -130,15 +136,15 @@ class Gateway:
         for threads in (self._threads, self._patient):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def free_id(self, wanted: str) -> str:
-        """The id itself, or with something added where one of the last requests had it.
+    def free_id(self, wanted: str, tenant: Tenant) -> str:
+        """The id itself, or with something added where one of the tenant's last requests had it.
 
         A client that hangs up and tries again may send the same id while the worker still lets go of the first.
         """
         free = wanted
-        while free in self._ids:
+        while tenant.scoped(free) in self._ids:
             free = f"{wanted}-{token_hex(3)}"
-        self._ids[free] = None
+        self._ids[tenant.scoped(free)] = None
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
         return free
@@ -158,7 +164,8 @@ class Gateway:
         `reader` takes the answer apart: `self.readers.reader(...)` for a chat.
         A `conversation` whose answer ends well is absorbed: what its next turn will send is computed in idle time.
         """
-        requests = [hinted(each, conversation, request.headers) for each in requests]
+        tenant = request[TENANT]
+        requests = [tenant.own(hinted(each, conversation, request.headers, tenant.salt)) for each in requests]
         with Turn(self.client, requests, self.maker.token_bytes, stops, reader) as turn:
             timing = _Timing(request[ARRIVED])
             response = (
@@ -169,10 +176,10 @@ class Gateway:
             if turn.done:
                 self._account(request, turn, timing)
                 if conversation is not None:
-                    self._absorb(request[REQUEST_ID], conversation, turn)
+                    self._absorb(request[REQUEST_ID], conversation, turn, tenant)
             return response
 
-    def _absorb(self, request_id: str, conversation: Conversation, turn: Turn) -> None:
+    def _absorb(self, request_id: str, conversation: Conversation, turn: Turn, tenant: Tenant) -> None:
         """Of several choices nobody knows which one goes on, and a cut-off answer is seldom echoed."""
         reply, reason = turn.reply(0)
         if turn.choices != 1 or reason not in ("stop", "tool_calls") or not self.settings.absorb or self.stopping:
@@ -183,7 +190,7 @@ class Gateway:
             return  # it was lost a moment after the answer: that stands
 
         def work() -> None:
-            message = next_turn(self.maker, model, request_id, conversation, reply)
+            message = next_turn(self.maker, model, request_id, conversation, reply, tenant)
             if message is not None:
                 loop.call_soon_threadsafe(self.client.absorb, message)
 

@@ -21,7 +21,7 @@ _KEYS = 4  # wanted positions, from the last one back, by which it can be found:
 _TAIL = 32  # characters before such a position by which texts are told apart before they are compared
 _LEAST = 2048  # characters of a text that is worth it
 
-_Key = tuple[int, str, str]
+_Key = tuple[str, int, str, str]
 
 
 class Known(NamedTuple):
@@ -50,13 +50,13 @@ class TextMemory:
         self._reach = reach
         self._recent: Recent[_Key, _Entry] = Recent(max_bytes)
 
-    def find(self, text: str, positions: Sequence[int], sentinel: str = "") -> Known | None:
+    def find(self, text: str, positions: Sequence[int], sentinel: str = "", owner: str = "") -> Known | None:
         """The longest beginning of `text` that is known, with the token counts at all `positions` (rising) in it.
 
-        `sentinel`: what was left out of it, and of what it is compared with.
+        `sentinel`: what was left out of it, and of what it is compared with; `owner`: whose both are.
         """
         for position in positions[: -_TRIED - 1 : -1]:
-            entry = self._recent.get(_key(text, position, sentinel))
+            entry = self._recent.get(_key(text, position, sentinel, owner))
             if entry is not None:
                 return self._shared(entry, text, positions)
         return None
@@ -85,17 +85,18 @@ class TextMemory:
         positions: Sequence[int],
         counts: Sequence[int | None],
         sentinel: str = "",
+        owner: str = "",
     ) -> None:
         """Remember a text by the last of its `positions`. The arrays and lists are not copied."""
         if len(text) < _LEAST or not positions or not marks:
             return
         size = 4 * len(text) + 4 * len(token_ids) + 200 * (len(marks) + len(positions))
         entry = _Entry(text, token_ids, marks, dict(zip(positions, counts, strict=True)))
-        self._recent.keep(entry, [_key(text, position, sentinel) for position in positions[-_KEYS:]], size)
+        self._recent.keep(entry, [_key(text, position, sentinel, owner) for position in positions[-_KEYS:]], size)
 
 
-def _key(text: str, position: int, sentinel: str) -> _Key:
-    return position, text[max(position - _TAIL, 0) : position], sentinel
+def _key(text: str, position: int, sentinel: str, owner: str) -> _Key:
+    return owner, position, text[max(position - _TAIL, 0) : position], sentinel
 
 
 def common_prefix(one: str, other: str) -> int:

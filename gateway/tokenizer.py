@@ -70,7 +70,7 @@ class PromptTokenizer:
         special = {t.content for t in tokens.values() if t.special}
         self.control = ControlTokens(special | (set(control) & set(self._added)))
         self._first, self._rest = _piece_tokenizers(tokenizer)
-        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()
         self._cache_bytes, self._held_bytes = cache_bytes, 0
         self._texts = TextMemory(max(map(len, self._added), default=0))
         self._lock = Lock()
@@ -100,17 +100,24 @@ class PromptTokenizer:
         return array("i", self._whole.encode_batch_fast([text], add_special_tokens=True)[0].ids)
 
     def encode_chat(
-        self, text: str, positions: Sequence[int] = (), *, sentinel: str = "", limit: int | None = None
+        self,
+        text: str,
+        positions: Sequence[int] = (),
+        *,
+        sentinel: str = "",
+        limit: int | None = None,
+        owner: str = "",
     ) -> Encoded:
         """Encode rendered text without adding tokens. `positions` rise.
 
         `sentinel` is a character to leave out wherever it stands: it breaks control strings of message text.
+        What is remembered helps texts of the same `owner` alone, or the time taken would tell of others' texts.
         Raises `TooLongError` where the text cannot fit in `limit` tokens.
         """
         self._refuse_hopeless(text, limit)
         if not self.by_pieces:
             return self._encode_whole(text, positions, sentinel)
-        known = self._texts.find(text, positions, sentinel)
+        known = self._texts.find(text, positions, sentinel, owner)
         ids, found, marks = known or (array("i"), [], [])
         wanted = iter([*positions[len(found) :], len(text) + 1])
         position = next(wanted)
@@ -124,7 +131,7 @@ class PromptTokenizer:
                 inside.append(position - at)
                 position = next(wanted)
             if at < stop:
-                found += self._piece(text[at:stop], inside, ids, sentinel)
+                found += self._piece(text[at:stop], inside, ids, sentinel, owner)
             while position <= start:
                 found.append(len(ids))
                 position = next(wanted)
@@ -139,23 +146,25 @@ class PromptTokenizer:
                 found.append(len(ids))
                 position = next(wanted)
             marks.append((at, len(ids)))
-        self._texts.keep(text, ids, marks, positions, found, sentinel)
+        self._texts.keep(text, ids, marks, positions, found, sentinel, owner)
         return Encoded(ids, found)
 
-    def _piece(self, text: str, inside: Sequence[int], ids: array[int], sentinel: str) -> list[int | None]:
+    def _piece(
+        self, text: str, inside: Sequence[int], ids: array[int], sentinel: str, owner: str
+    ) -> list[int | None]:
         """Append the ids of a piece that is not empty; the token counts at text positions inside it."""
         if sentinel and sentinel in text:
             inside = [position - text.count(sentinel, 0, position) for position in inside]
             text = text.replace(sentinel, "")
         before = len(ids)
-        piece = self._remembered(text, bool(ids), bool(inside))
+        piece = self._remembered(text, bool(ids), bool(inside), owner)
         ids.extend(piece.token_ids)
         if not inside:
             return []
         return [None if count is None else before + count for count in _counts_at(piece.spans or [], inside)]
 
-    def _remembered(self, text: str, later: bool, spans: bool) -> _Piece:
-        key = text if later or self._first is self._rest else "\0" + text
+    def _remembered(self, text: str, later: bool, spans: bool, owner: str) -> _Piece:
+        key = owner, text if later or self._first is self._rest else "\0" + text
         with self._lock:
             piece = self._pieces.get(key)
             if piece is not None:
@@ -168,7 +177,7 @@ class PromptTokenizer:
             self._remember(key, piece)
         return piece
 
-    def _remember(self, key: str, piece: _Piece) -> None:
+    def _remember(self, key: tuple[str, str], piece: _Piece) -> None:
         if piece.bytes > self._cache_bytes:  # all others would go for it, and then it too
             return
         with self._lock:
