@@ -37,6 +37,7 @@ class Asked(argparse.Namespace):
     b: str
     dry_run: bool
     wait: bool
+    past: int
     file: Path
     url: str
     api: str | None

@@ -11,6 +11,7 @@ from pathlib import Path
 from cachectl import render
 from cachectl.asking import Asked, all_slots, ask, parsed, show
 from cachectl.choosing import chosen
+from cachectl.events import events
 from cachectl.live import top, watch
 from cachectl.warm import APIS, warm
 from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
@@ -126,6 +127,12 @@ def _takes_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="until none is pending")
 
 
+def _takes_past(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--past", type=_count, default=0, metavar="N", help="begin with the last N (default: %(default)d)"
+    )
+
+
 def _takes_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="REQUEST_ID", help="as in the response header x-request-id")
 
@@ -155,6 +162,13 @@ def _span(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("must be at least 0")
+    return count
+
+
 def _size(text: str) -> int:
     try:
         size = parse_size(text)
@@ -178,6 +192,7 @@ COMMANDS = {
     "unpin": CommandLine("let a pinned snapshot be evicted again", pin, _takes_slot),
     "warm": CommandLine("compute a prompt in advance and pin it", warm, _takes_prompt),
     "watch": CommandLine("one line a second until interrupted", watch),
+    "events": CommandLine("what happens to the cache, one line each, until interrupted", events, _takes_past),
     "top": CommandLine("how full, how fast and what was used last, on the whole screen", top),
 }
 

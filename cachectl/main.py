@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkerUnavailable as error:
         return _complain(str(error), UNREACHABLE)
     except KeyboardInterrupt:
-        return DONE  # how `watch` and `top` end
+        return DONE  # how `watch`, `events` and `top` end
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
         return DONE

@@ -21,16 +21,17 @@ _cachectl() {
         --run-dir) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
         --api-key-file) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --api) mapfile -t COMPREPLY < <(compgen -W "chat messages responses" -- "$current"); return ;;
-        --timeout | --digest | --older | --tenant | --to | --url) return ;;
+        --timeout | --digest | --older | --tenant | --to | --url | --past) return ;;
     esac
     local offered
     case $command in
         "") offered="--help --run-dir --json --timeout
-            stats list show tree explain diff evict flush verify pin unpin warm watch top" ;;
+            stats list show tree explain diff evict flush verify pin unpin warm watch events top" ;;
         show | pin | unpin | diff) offered="--help --json" ;;
         evict) offered="--help --json --digest --older --tenant --to --dry-run" ;;
         flush) offered="--help --json --dry-run" ;;
         verify) offered="--help --json --wait" ;;
+        events) offered="--help --json --past" ;;
         warm) offered="--help --json --url --api --api-key-file" ;;
         *) offered="--help --json" ;;
     esac

@@ -25,6 +25,7 @@ _cachectl() {
         'unpin:let a pinned snapshot be evicted again'
         'warm:compute a prompt in advance and pin it'
         'watch:one line a second until interrupted'
+        'events:what happens to the cache, one line each, until interrupted'
         'top:how full, how fast and what was used last, on the whole screen'
     )
     local context state line
@@ -50,6 +51,7 @@ _cachectl() {
                         '(--digest --older --tenant *)--to[those used longest ago]:size:' \
                         '*:slot:_cachectl_slots' ;;
                 flush) _arguments '--json' '--dry-run[say what would go, and leave it]' ;;
+                events) _arguments '--json' '--past[begin with the last ones]:count:' ;;
                 verify) _arguments '--json' '--wait[until none is pending]' ;;
                 warm)
                     _arguments '--json' '--url[where the gateway listens]:url:' \
