@@ -48,4 +48,4 @@ def next_turn(
     if end is None:
         return None
     boundaries = prompt.boundaries[: end + 1]
-    return tenant.own_absorb(Absorb(request_id, prompt.token_ids[: boundaries[-1].end], boundaries))
+    return Absorb(request_id, prompt.token_ids[: boundaries[-1].end], boundaries, tenant.cache)

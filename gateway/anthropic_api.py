@@ -36,7 +36,7 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
 
     with gateway.metrics.tokenize.time():
         params, conversation, prompt, grammar = await gateway.in_thread(read, body)
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
     caches = params.cache_prompt is not False
     return await gateway.answer(

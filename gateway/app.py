@@ -175,7 +175,8 @@ async def _admitted(gateway: Gateway, route: str, handler: Handler, request: web
         if route in _ADMIN_ROUTES:
             gateway.keys.check_admin(request.headers)
         else:
-            request[TENANT] = gateway.keys.tenant(request.headers)
+            request[TENANT] = tenant = gateway.keys.tenant(request.headers)
+            request[REQUEST_ID] = tenant.scoped(request[REQUEST_ID])
     return await handler(request)
 
 

@@ -53,7 +53,7 @@ async def _answer(
     read = partial(_read, gateway, model, body, kind, tenant)
     with gateway.metrics.tokenize.time():
         params, prompts, conversation, grammar = await gateway.in_thread(read, body)
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     make = ChatAnswer if kind == "chat" else CompletionAnswer
     answer = make(request_id, params.model or gateway.model_names[0], gateway.maker.token_bytes, params)
     requests = _requests(request_id, prompts, params, gateway.maker, model, grammar)

@@ -36,7 +36,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
     with gateway.metrics.tokenize.time():
         read = await gateway.in_thread(partial(_read, gateway, model, body, tenant), body)
     params, prompt = read.params, read.prompt
-    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID], tenant)
+    request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     name = params.model or gateway.model_names[0]
     answer = ResponsesAnswer(request_id, name, params, read.tools, gateway.maker.token_bytes)
     room = model.max_model_len - len(prompt.token_ids)

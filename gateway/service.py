@@ -136,15 +136,15 @@ class Gateway:
         for threads in (self._threads, self._patient):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def free_id(self, wanted: str, tenant: Tenant) -> str:
-        """The id itself, or with something added where one of the tenant's last requests had it.
+    def free_id(self, wanted: str) -> str:
+        """The id itself, or with something added where one of the last requests had it.
 
         A client that hangs up and tries again may send the same id while the worker still lets go of the first.
         """
         free = wanted
-        while tenant.scoped(free) in self._ids:
+        while free in self._ids:
             free = f"{wanted}-{token_hex(3)}"
-        self._ids[tenant.scoped(free)] = None
+        self._ids[free] = None
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
         return free

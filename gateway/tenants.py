@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from gateway.boundaries import Cut
 from protocol.digest import DIGEST_BYTES, root_digest
-from protocol.messages import Absorb, Generate
+from protocol.messages import Generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,17 @@ class Tenant:
         return next((at for at, cut in enumerate(cuts, 1) if cut.kind == "head"), 0)
 
     def scoped(self, request_id: str) -> str:
-        """A request's id in the worker: two tenants may use the same one, and neither learns of it."""
-        return f"{self.name}/{request_id}" if self.name else request_id
+        """An id as it is used and told from here on: two tenants may ask for the same one, and neither learns of it.
+
+        No name has a dot in it.
+        """
+        return f"{self.name}.{request_id}" if self.name else request_id
 
     def own(self, request: Generate) -> Generate:
         """The request as this tenant's."""
         if not self.name:
             return request
-        member = self.name if self.group else ""
-        return replace(request, request_id=self.scoped(request.request_id), tenant=self.cache, member=member)
-
-    def own_absorb(self, message: Absorb) -> Absorb:
-        """The same for what is absorbed."""
-        return replace(message, request_id=self.scoped(message.request_id), tenant=self.cache)
+        return replace(request, tenant=self.cache, member=self.name if self.group else "")
 
 
 ANYONE = Tenant()
