@@ -205,7 +205,11 @@ class Scheduler:
             self._out_of_memory(self._passes.in_the_way())
 
     def after(self, step: Decode) -> Decode | None:
-        """The step that follows a decode step under way, whatever its tokens are; None where that is not known yet."""
+        """The step that follows a decode step under way, whatever its tokens are; None where that is not known yet.
+
+        Who waits for room goes first, should there be some by now: nobody need have ended for it.
+        """
+        self._admit()
         for choice in step.choices:
             if not choice.sampler.is_plain_greedy or choice.generated + 1 >= self._most_tokens(choice):
                 return None

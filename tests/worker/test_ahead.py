@@ -9,7 +9,7 @@ import torch
 from scheduler_rig import Rig, answer, one, states
 from snapshot_rig import prompt
 
-from protocol.messages import Completed
+from protocol.messages import Accepted, Completed
 from worker.ahead import Ahead
 
 
@@ -84,6 +84,27 @@ def test_what_comes_or_goes_meanwhile_is_seen():
     assert isinstance(rig.end(leaving), Completed)
     rig.assert_answered(staying)
     rig.assert_answered(coming)
+
+
+@pytest.mark.parametrize("options", [{}, {"entries": 12}])
+def test_room_that_an_operator_makes_is_taken_at_once(options):
+    rig = FollowingRig(blocks=16, **options)
+    rig.serve(one(1, 36))
+    rig.ask("pin", slot=0)
+    running = rig.generate(one(2, 10), max_tokens=20)
+    rig.turn_until(lambda: len(rig.followed) > 2)
+    waiting = rig.generate(one(3, 14), max_tokens=6)
+    rig.turns(2)
+    assert rig.scheduler.waiting
+    assert rig.engine._ahead.step is not None
+    rig.ask("unpin", slot=0)
+    rig.ask("evict", slots=[0])
+    rig.turns(2)
+    assert not rig.scheduler.waiting
+    rig.run()
+    for request in (running, waiting):
+        rig.assert_answered(request)
+    assert rig.of(waiting, Accepted)[0].depth == 0
 
 
 def test_all_may_leave_while_a_step_is_under_way():
