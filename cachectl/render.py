@@ -80,6 +80,9 @@ def _states(answer: Stats) -> dict[str, str]:
 
 
 def slots(rows: Iterable[SlotInfo]) -> str:
+    """One line each; tenants are told where there are any."""
+    rows = list(rows)
+    with_tenants = any(row.tenant for row in rows)
     columns = [
         "SLOT",
         "DIGEST",
@@ -92,6 +95,7 @@ def slots(rows: Iterable[SlotInfo]) -> str:
         "HITS",
         "USED",
         "PARENT",
+        *(["TENANT"] if with_tenants else []),
         "FLAGS",
     ]
     return table(
@@ -109,6 +113,7 @@ def slots(rows: Iterable[SlotInfo]) -> str:
                 row.hits,
                 age(row.used_age_seconds),
                 _or_dash(row.parent_slot),
+                *([row.tenant or "-"] if with_tenants else []),
                 _flags(row),
             ]
             for row in rows

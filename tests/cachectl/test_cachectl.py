@@ -29,6 +29,14 @@ def test_list_pages_through_the_cursor_and_aligns(cachectl, worker):
     assert [args["cursor"] for verb, args in worker.asked] == [0, 3, 11, 13, 15]
 
 
+def test_list_tells_tenants_where_there_are_any(cachectl, worker):
+    assert "TENANT" not in cachectl("list")[1]
+    worker.slots[7] = slot_info(7, tenant="amy")
+    header, *rows = cachectl("list")[1].splitlines()
+    assert header.split()[-2] == "TENANT"
+    assert ["amy" in row.split() for row in rows] == [row.split()[0] == "7" for row in rows]
+
+
 def test_list_of_nothing(cachectl, worker):
     worker.slots.clear()
     assert cachectl("list")[0] == DONE
