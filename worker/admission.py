@@ -18,6 +18,8 @@ from worker.snapshot_finding import Finding
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 from worker.turns import Turns, taker
+from worker.tiers.loading import NoRoom
+from worker.tiers.tiers import Tiers
 
 DECODE_MARGIN_TOKENS = 64  # room for new tokens that admission asks for
 MAX_CHOICES = 256
@@ -47,6 +49,7 @@ class Admission:
         states: SequenceStates,
         metrics: WorkerMetrics,
         *,
+        tiers: Tiers | None,
         max_model_len: int,
         vocab_size: int,
         max_running: int,
@@ -62,6 +65,7 @@ class Admission:
         self._states = states
         self._metrics = metrics
         self._max_model_len = max_model_len
+        self._tiers = tiers
         self._vocab_size = vocab_size
         self._max_running = max_running
         self._max_waiting = max_waiting
@@ -112,7 +116,7 @@ class Admission:
         for request in self._turns.order(self.waiting):
             if running.swapped:
                 return None
-            if not running.is_empty:
+            if not self._is_alone:
                 full = running.choice_count + request.message.n > self._max_running
                 if full or request.no_room_at == self._releases:
                     return None
@@ -126,7 +130,8 @@ class Admission:
                 running.prefilling.append(request)
                 request.state = "prefill"
                 return request
-            if request.follows is None:
+            is_loading = request.load is not None and request.load.is_open
+            if request.follows is None and not is_loading:
                 request.no_room_at = self._releases
                 return None
         return None
@@ -134,17 +139,24 @@ class Admission:
     @property
     def _releases(self) -> int:
         return self._pool.releases + self._states.releases
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nothing else holds memory that it will give back."""
+        return self._running.is_empty and not (self._tiers and self._tiers.is_loading)
+
 
     def _start(self, request: Request) -> bool:
-        """Look up, restore and reserve. False if it follows a leader now, or there is no room yet."""
+        """Look up, restore and reserve. False if it waits for a leader or a load now, or there is no room yet."""
         message = request.message
         if not request.caching:
             return self._reserve(request, _NOT_ASKED)
         found = self._finding.lookup(
+        if request.load is not None and request.load.is_open:
+            return False
             message.tenant, message.token_ids, message.boundaries, apart=bool(message.member)
         )
         self._follow(request, found.depth)
-        if request.follows is not None or not self._reserve(request, found):
+        if request.follows is not None or not self._promote(request, found) or not self._reserve(request, found):
             return False
         request.deepest_known = found.deepest_known
         request.diverged_message, request.diverged_token = found.diverged_message, found.diverged_token
@@ -153,6 +165,17 @@ class Admission:
 
     def _follow(self, request: Request, depth: int) -> None:
         """Wait for a request in prefill that will materialise a boundary this one needs, deeper than `depth`.
+
+    def _promote(self, request: Request, found: Lookup) -> bool:
+        """Have what slower tiers hold brought to the device, once. False if that is to be waited for."""
+        before = request.load
+        if self._tiers is None or (before is not None and before.has_tried(request.message)):
+            return True
+        try:
+            request.load = self._tiers.promote(request.message, found)
+        except NoRoom:
+            return self._is_alone  # then it goes without
+        return request.load is None
 
         The leader is made to commit there: the boundary is a branch point. If it ends early, what it had finished
         is found by the next lookup.
@@ -187,7 +210,7 @@ class Admission:
         most = pool.blocks_for(min(request.total + margin, self.context_tokens)) - held + tail
         further = (request.message.n - 1) * (1 + pool.blocks_for(margin)) + len(self._running.decoding)
         source = frozenset() if found.slot is None else frozenset({found.slot})
-        alone = self._running.is_empty
+        alone = self._is_alone
         if not self._states.room(request.message.n, source):
             if not alone:
                 return False
@@ -211,6 +234,7 @@ class Admission:
             # References are all a restore takes, so the source is released as soon as they are held.
             self._finding.end_restore(found.slot)
             request.blocks, state = restored.blocks, restored.state
+            request.exact = restored.exact
             self._metrics.restore_seconds.observe(time.perf_counter() - started)
         if not room(taken):
             pool.release(request.blocks)
@@ -228,6 +252,8 @@ class Admission:
         return True
 
 
+        if request.load is not None:
+            request.sources = request.load.sources(request.message, request.depth)
 def _lost(found: Lookup, reason: Reason) -> Lookup:
     """The same lookup, had nothing been found."""
     return replace(found, slot=None, depth=0, outcome="miss", reason=reason)

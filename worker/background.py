@@ -187,7 +187,7 @@ class Background:
             restored = self._finding.begin_restore(found.slot, found.generation, asked=False)
             if restored is not None:
                 self._finding.end_restore(found.slot)
-                request.blocks, request.depth, state = restored
+                request.blocks, request.depth, state, request.exact = restored
                 request.slot, request.generation = found.slot, found.generation
         self._states.take(request, state)
         request.computed = request.depth

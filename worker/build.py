@@ -34,6 +34,7 @@ from worker.model_runner import ModelRunner
 from worker.model_shape import DeltaLayer
 from worker.models import model_class
 from worker.models.interface import Model
+from worker.numerics import numerics_id
 from worker.recurrent import StateLayout, StatePool
 from worker.row_check import check_rows
 from worker.runner import Runner
@@ -101,6 +102,14 @@ def build(
     scheduler = Scheduler(
         epoch=epoch,
         store=store,
+    model_id = _bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}")
+    tiers = open_tiers(
+        settings,
+        store,
+        PagedMemory(cache, states),
+        lambda: identity_of(path, model_id, numerics_id(device, runner.row_counts)),
+        wake=lambda: sockets.inbox.put(None),
+    )
         pool=pool,
         metrics=metrics,
         journal=journal,
@@ -117,7 +126,8 @@ def build(
         differ=lambda kept, computed: not torch.equal(kept, computed),
     )
     info = ModelInfo(
-        fingerprint=_bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}"),
+        fingerprint=model_id,
+        tiers=tiers,
         architecture=config.architecture,
         dtype=dtype_name,
         device=str(device),
@@ -129,7 +139,7 @@ def build(
         slots=settings.slots,
         deterministic=runner.row_counts.batch_invariant,
     )
-    _register(metrics, store, pool, scheduler, sockets, size)
+    _register(metrics, store, pool, scheduler, sockets, size, tiers)
     control = Control(
         model=info,
         model_name=settings.model,
@@ -141,7 +151,7 @@ def build(
         journal=journal,
     )
     log.info("built in %.1f s", time.monotonic() - started)
-    return Engine(sockets, scheduler, store, runner, control, metrics), info
+    return Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers), info
 
 
 def _checked(
@@ -231,6 +241,7 @@ def _register(
 ) -> None:
     """Everything whose truth lies elsewhere and is read when scraped."""
     states = store.states
+    tiers: Tiers | None,
 
     def gauges() -> dict[str, tuple[str, str, dict[str, float]]]:
         return {
@@ -239,7 +250,7 @@ def _register(
             "prefixd_snapshot_bytes": (
                 "Bytes of distinct KV blocks that snapshots hold",
                 "tier",
-                {"device": store.snapshot_bytes, "host": 0, "disk": 0},
+                {"device": store.snapshot_bytes, "host": 0, "disk": 0, **(tiers.held_bytes() if tiers else {})},
             ),
             "prefixd_kv_bytes": (
                 "Bytes of the KV pool",
@@ -257,6 +268,11 @@ def _register(
             "prefixd_requests_running": ("Requests in prefill or decode", "", {"": scheduler.running_count}),
             "prefixd_requests_waiting": ("Requests queued", "", {"": len(scheduler.waiting)}),
         }
+            "prefixd_tier_pending": (
+                "Snapshots that are still to be copied to slower tiers",
+                "",
+                {"": tiers.pending if tiers else 0},
+            ),
 
     def counters() -> dict[str, tuple[str, str, dict[str, float]]]:
         return {
@@ -267,4 +283,19 @@ def _register(
             "prefixd_dropped_frames": ("Messages dropped as not well-formed", "", {"": sockets.bad_frames}),
         }
 
+            "prefixd_tier_evictions": (
+                "Parts of snapshots removed from a slower tier for room",
+                "tier",
+                {"host": 0, "disk": 0, **(tiers.evictions() if tiers else {})},
+            ),
+            "prefixd_tier_written_bytes": (
+                "Bytes copied to a slower tier",
+                "tier",
+                {"host": 0, "disk": 0, **(tiers.written_bytes() if tiers else {})},
+            ),
+            "prefixd_tier_failures": (
+                "Parts of snapshots that could not be written to a slower tier, or read from it",
+                "cause",
+                {cause: tiers.failures()[cause] if tiers else 0 for cause in FAILURE_CAUSES},
+            ),
     metrics.registry.register(StateCollector(gauges, counters))

@@ -106,6 +106,7 @@ class Commits:
     def _publish(self, request: Request, boundary: Boundary, reservation: Reservation) -> None:
         started = time.perf_counter()
         message = request.message
+        reservation.exact = request.exact
         slot = self._keeping.commit(
             reservation,
             message.tenant,

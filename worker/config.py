@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from protocol.settings import CountOrAuto, ProcessSettings, SizeOrAuto
+from protocol.settings import CountOrAuto, ProcessSettings, Size, SizeOrAuto, UserPath
 
 
 class WorkerSettings(ProcessSettings):
@@ -23,6 +23,16 @@ class WorkerSettings(ProcessSettings):
         "auto",
         description="bytes for attention KV and recurrent states, such as 2GiB; "
         "auto: a quarter of what is free and at most 4GiB on a CPU, all that passes leave on a GPU",
+    )
+    host_memory: Size = Field(0, description="bytes of (pinned) host memory for copies of snapshots; 0: none")
+    disk_cache: UserPath | None = Field(
+        None, description="directory for copies of snapshots, which outlast the worker; no other worker may use it"
+    )
+    disk_memory: Size = Field(16 << 30, description="bytes that the files of one model in disk_cache may take")
+    foreign_numerics: bool = Field(
+        False,
+        description="use files that were computed in another way (library versions, processor, threads): such hits are "
+        "reported as not exact",
     )
     slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
     max_running: int = Field(32, gt=0, description="requests computed at the same time")

@@ -30,6 +30,7 @@ from worker.sequences import Choice
 from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
+from worker.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from worker.runner import Runner
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.03  # between a request and idle work: an agent's next turn often comes within it
+_FINISH_SECONDS = 8.0  # `prefixd serve` gives a worker ten to stop
 _STOPPING = "the worker is stopping"
 _DRAWN_TOGETHER = ("cuda",)  # on these devices, as each draw there is many small steps
 
@@ -91,6 +93,7 @@ class Engine:
         control: Control,
         metrics: WorkerMetrics,
         clock: Callable[[], float] = time.monotonic,
+        tiers: Tiers | None = None,
     ) -> None:
         self._sockets = sockets
         self._scheduler = scheduler
@@ -103,6 +106,8 @@ class Engine:
         self._clock = clock
         self._turned = clock()
         self._busy = clock()  # when a request was last open, or an answer to absorb came
+        self._tiers = tiers
+        self._copying = tiers is not None  # there may be something to copy between tiers now
         self._stopping = False
         self._checked = False  # the accounts, since anything last happened
 
@@ -123,6 +128,11 @@ class Engine:
         self._stopping = True
         self._sockets.inbox.put(None)
 
+    def close(self) -> None:
+        """Give back what the slower tiers hold of the system. Call it once the loop has ended."""
+        if self._tiers is not None:
+            self._tiers.close()
+
     def run(self, alive: Callable[[], None] = lambda: None) -> None:
         """`alive` is called before each turn: not while a step hangs.
 
@@ -131,9 +141,10 @@ class Engine:
         try:
             while not self._stopping:
                 alive()
-                self.turn(wait=self._scheduler.is_idle)
+                self.turn(wait=self._scheduler.is_idle or self._scheduler.is_loading)
             self._scheduler.fail_all("stopping", _STOPPING)
             self._take_events(wait=False)
+            self._finish_tiers()
         except Exception as error:
             log.exception("the engine's bookkeeping failed")
             self._scheduler.abandon("the worker failed and starts again")
@@ -143,15 +154,25 @@ class Engine:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
         self._turned = self._clock()
         started = self._ahead.step
-        self._take_events(wait and started is None)
+        self._take_events(wait and started is None and not self._copying)
         idle = self._scheduler.is_idle
+        if self._tiers is not None:
+            self._copying = self._tiers.turn(idle=idle or self._scheduler.is_loading)
         if wait and idle and started is None and self._pause_left() > 0:
             return  # an operator has asked something: that neither ends the pause nor begins another one
         step = started or self._scheduler.next_step()
         if step is not None:
             self._carry_out(step)
+            self._copying = self._tiers is not None
         if not idle:
             self._busy = self._clock()
+
+    def _finish_tiers(self) -> None:
+        """What was kept last goes to the slower tiers as well, if that does not take too long."""
+        if self._tiers is not None:
+            left = self._tiers.finish(_FINISH_SECONDS)
+            if left:
+                log.warning("%d snapshots were not written to slower tiers in time", left)
 
     def _pause_left(self) -> float:
         """Seconds before idle work may go on. It makes one pause, not one in every pass."""
@@ -161,11 +182,11 @@ class Engine:
         """Take all that is there. After a while of nothing the accounts are checked, once."""
         inbox = self._sockets.inbox
         resting = self._scheduler.background.is_empty
-        seconds = _IDLE_SECONDS if resting else self._pause_left()
+        seconds = _IDLE_SECONDS if resting or self._scheduler.is_loading else self._pause_left()
         try:
             event = inbox.get(timeout=seconds) if wait else inbox.get_nowait()
         except queue.Empty:
-            if wait and resting and not self._checked:
+            if wait and resting and not self._checked and (self._tiers is None or self._tiers.holds_nothing):
                 self._checked = True
                 self._store.check_invariants(sequences=())
             return

@@ -52,6 +52,30 @@ def fingerprint(path: Path) -> str:
     return state.hexdigest()
 
 
+def text_fingerprint(path: Path) -> str:
+    """As `fingerprint`, of the tokenizer and the chat templates that lie beside the weights in a directory.
+
+    A GGUF file holds its own. Raises `ModelError`.
+    """
+    state = blake2b(digest_size=16, person=b"prefixd-text")
+    patterns = (
+        "tokenizer*",
+        "vocab*",
+        "merges.txt",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template*",
+    )
+    try:
+        files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+        for file in sorted(files):
+            state.update(f"{len(file.name)}:{file.name}:{file.stat().st_size}:".encode())
+            state.update(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{error.filename}: {error.strerror}") from error
+    return state.hexdigest()
+
+
 def _sample(file: Path, size: int) -> Iterable[tuple[int, int]]:
     """The parts [start, end) of a large model's file that its fingerprint covers."""
     if file.suffix == ".json":

@@ -135,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"prefixd worker: {worker.detail}", file=sys.stderr)
         return EXIT_FAILED
     finally:
+        if worker.engine is not None:
+            worker.engine.close()
         worker.sockets.stop()
         lock.close()
         notifier.close()

@@ -12,7 +12,15 @@ from prometheus_client.registry import Collector
 from protocol.messages import FailureCode, Outcome, Reason
 from worker.sequences import Request, State
 
-_PARTIAL_REASONS = ("evicted", "flushed", "not_kept", "longer_than_prompt", "stale", "fingerprint", "restore_failed")
+_PARTIAL_REASONS = (
+    "evicted",
+    "flushed",
+    "not_kept",
+    "longer_than_prompt",
+    "stale",
+    "fingerprint",
+    "restore_failed",
+)
 _NOT_RESTORED = ("none",)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _SHORT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
@@ -103,10 +111,12 @@ class WorkerMetrics:
         self.restore_seconds = histogram("restore", "Taking a snapshot into a sequence", _SHORT_SECONDS)
         self.commit_seconds = histogram("commit", "Publishing a snapshot", _SHORT_SECONDS)
 
-    def count_lookup(self, outcome: Outcome, reason: Reason, depth: int) -> None:
-        """One request was looked up; `depth` tokens came from the device."""
+    def count_lookup(self, outcome: Outcome, reason: Reason, depth: int, sources: Mapping[str, int]) -> None:
+        """One request was looked up; of `depth` tokens `sources` came from slower tiers, the rest was on the device."""
         self.lookups.labels(outcome=outcome, reason=reason).inc()
-        self.cache_tokens.labels(source="device").inc(depth)
+        self.cache_tokens.labels(source="device").inc(depth - sum(sources.values()))
+        for source, tokens in sources.items():
+            self.cache_tokens.labels(source=source).inc(tokens)
 
     def count_prefill(self, request: Request) -> None:
         assert request.admitted_at is not None

@@ -38,6 +38,7 @@ from worker.sequences import Choice, Request, Running
 from worker.snapshots import SnapshotStore
 from worker.steps import Decode, Prefill, Step
 from worker.swapping import Swapping
+from worker.tiers.tiers import Tiers
 
 Emit = Callable[[bytes, Message], None]
 
@@ -65,6 +66,7 @@ class Scheduler:
         differ: Callable[[Any, Any], bool] = operator.ne,
         clock: Callable[[], float] = time.monotonic,
         state_chunk: int = 1,
+        tiers: Tiers | None = None,
     ) -> None:
         self.epoch = epoch
         self.running = Running()
@@ -87,8 +89,9 @@ class Scheduler:
             differ,
             state_chunk=state_chunk,
         )
-        memory = SequenceMemory(pool, store, self.background.give_way)
-        self._states = SequenceStates(store, self.background.give_way)
+        self._tiers = tiers
+        memory = SequenceMemory(pool, store, self._give_way)
+        self._states = SequenceStates(store, self._give_way)
         swapping = Swapping(self.running, pool, memory, self._states, metrics)
         self._passes = Passes(
             self.running,
@@ -107,6 +110,7 @@ class Scheduler:
             memory,
             self._states,
             metrics,
+            tiers,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             max_running=max_running,
@@ -190,12 +194,23 @@ class Scheduler:
         """No request is open. There may be work in the background."""
         return not self._requests
 
+    @property
+    def is_loading(self) -> bool:
+        """Nothing runs, as what could waits for a slower tier."""
+        return self.running.is_empty and self._tiers is not None and self._tiers.is_loading
+
+    def _give_way(self) -> bool:
+        """A request needs room: free what less urgent work holds. False if it holds nothing."""
+        return self.background.give_way() or (self._tiers is not None and self._tiers.give_way())
+
     # Steps
 
     def next_step(self) -> Step | None:
-        """What to do now; None when every request has ended and nothing is left to do in the background."""
+        """What to do now; None when every request has ended, or waits for a slower tier, and nothing else is to do."""
         while True:
             self._admit()
+            if self.is_loading:
+                return None
             if self.running.is_empty:
                 assert self.is_idle, "requests wait although nothing runs"
                 return self.background.next_pass()
@@ -225,7 +240,7 @@ class Scheduler:
             if request is None:
                 return
             request.admitted_at = self._clock()
-            self._metrics.count_lookup(request.outcome, request.reason, request.depth)
+            self._metrics.count_lookup(request.outcome, request.reason, request.depth, request.sources)
             self._metrics.queue_seconds.observe(request.admitted_at - request.arrived)
             self._tell_lookup(request)
             accepted = Accepted(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from worker.grammar import Constraint
     from worker.sampling import Sampler
     from worker.slots import Reservation
+    from worker.tiers.loading import Load
 
 State = Literal["queued", "prefill", "decode", "finished", "cancelled", "failed"]
 
@@ -84,6 +85,9 @@ class Request:
     wanted: list[Boundary] = field(default_factory=list)  # to be committed, rising
     committed: list[int] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    load: Load | None = None  # brings a deeper boundary from a slower tier, or has
+    sources: dict[str, int] = field(default_factory=dict)  # of `depth` tokens those that came from slower tiers
+    exact: bool = True  # False where it starts from what was computed with other numerics
     follows: Request | None = None  # is computing a prefix this one needs too
     follow_until: int = 0  # and has it when it reaches this position
     no_room_at: int = -1  # what `BlockPool.releases` was when there was no room for it

@@ -49,6 +49,7 @@ class Snapshot:
     created_at: float
     absorbed: bool  # an answer, kept in idle time in case the client sends it back
     state: int | None = None
+    exact: bool = True  # False where any of it was computed with other numerics
     pinned: bool = False
     leaving: EvictionCause | None = None
     session: str = ""  # hints of clients: see `worker.retention`

@@ -151,8 +151,12 @@ class Clearing:
         chain, _ = store.index.walk(tenant, token_ids.tobytes(), boundaries)
         if len(chain) < len(boundaries):
             return
-        for node in [node for node in chain[-1].subtree() if node.slot is not None]:
-            store.drop_stale(node, "verify")
+        wrong = list(chain[-1].subtree())
+        for node in wrong:
+            if node.slot is not None:
+                store.drop_stale(node, "verify")
+        if store.tiers is not None:
+            store.tiers.forget(wrong, "stale")
         store.index.trim()
 
     def drop_all(self, cause: EvictionCause) -> None:

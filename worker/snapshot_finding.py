@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.messages import Boundary
+from protocol.messages import Boundary, Reason
 from worker.lookup import Lookup, explain
 from worker.slots import SlotState
 from worker.snapshot_index import NOTHING_COMMON
@@ -23,12 +23,13 @@ PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, int
 class Restored(NamedTuple):
     """References taken for a sequence: the blocks of its first `tokens` tokens, the last one perhaps half full.
 
-    `state`: the entry to copy its recurrent state from, where models have one.
+    `state`: the entry to copy its recurrent state from, where models have one. `exact` as that of the snapshot.
     """
 
     blocks: list[int]
     tokens: int
     state: int | None
+    exact: bool
 
 
 class Finding:
@@ -77,7 +78,11 @@ class Finding:
             if not peek:
                 store.drop_stale(node, fault)
         common = NOTHING_COMMON if apart else store.index.common_prefix(tenant, data, chain)
-        result = explain(boundaries, len(token_ids), chain, found, refused, common)
+        refusal: Reason = "stale"
+        if store.tiers is not None:
+            elsewhere = store.tiers.refused(tenant, token_ids, boundaries, max(refused, found.end if found else 0))
+            refused, refusal = elsewhere or (refused, refusal)
+        result = explain(boundaries, len(token_ids), chain, found, refused, common, refusal)
         if not peek:
             if chain:
                 store.index.touch(chain[-1], store.clock())
@@ -113,7 +118,7 @@ class Finding:
             store.index.touch(snapshot.node, now)
         if store.states is not None and snapshot.state is not None:
             store.states.share([snapshot.state])
-        return Restored(list(snapshot.blocks), snapshot.tokens, snapshot.state)
+        return Restored(list(snapshot.blocks), snapshot.tokens, snapshot.state, snapshot.exact)
 
     def end_restore(self, slot: int) -> None:
         """The sequence has what it needs. Its references stay its own."""

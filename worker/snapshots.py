@@ -10,9 +10,11 @@ What is done with it are three nouns, each in a file: finding, keeping and clear
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import Literal, get_args
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Literal, Protocol, get_args
 
+from protocol.messages import Boundary
 from worker.block_pool import BlockPool
 from worker.events import EventLog
 from worker.eviction import PAUSE_SECONDS
@@ -37,6 +39,27 @@ class UnknownSlot(KeyError):
 
     def __str__(self) -> str:
         return f"slot {self.slot} holds no snapshot"
+
+
+class SlowerTiers(Protocol):
+    """What is told of snapshots, and keeps them in more places."""
+
+    def kept(self, node: Node) -> None:
+        """A snapshot of this boundary was published."""
+
+    def forget(self, nodes: Collection[Node], reason: AbsentReason) -> None:
+        """Nothing of these boundaries is to be found any more."""
+
+    def refused(
+        self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], depth: int
+    ) -> tuple[int, AbsentReason] | None:
+        """The deepest boundary deeper than `depth` that is there and must not be used, and why."""
+
+    def evict(self, nodes: Collection[Node]) -> int:
+        """What only these boundaries need goes; returns the bytes that came free."""
+
+    def flush(self, keep: Collection[Node]) -> int:
+        """Everything goes but what these boundaries need; returns the bytes that came free."""
 
 
 class SnapshotStore:
@@ -73,6 +96,7 @@ class SnapshotStore:
         self.pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
         self.returns = Returns()
         self.events = EventLog()
+        self.tiers: SlowerTiers | None = None
         self.commits = 0
         self.aborts: dict[str, int] = dict.fromkeys(get_args(AbortCause), 0)
         self.evictions: dict[str, int] = dict.fromkeys(get_args(EvictionCause), 0)
@@ -147,12 +171,23 @@ class SnapshotStore:
             held[block] = count + 1
         self.held_count += fresh
         self.slots.publish(
-            Snapshot(slot, node, blocks, node.end, self.clock(), reservation.absorbed, reservation.state)
+            Snapshot(
+                slot,
+                node,
+                blocks,
+                node.end,
+                self.clock(),
+                reservation.absorbed,
+                reservation.state,
+                reservation.exact,
+            )
         )
         self.index.attach(node, slot, self.slots[slot].generation)
         self.reservations.remove(reservation)
         self.commits += 1
         self.events.add("commit", slot=slot, digest=node.digest, tokens=node.end)
+        if self.tiers is not None:
+            self.tiers.kept(node)
 
     def shorten(self, snapshot: Snapshot, node: Node) -> None:
         """Put a snapshot of a boundary on the way to this one in its place. It must be idle, and divisible."""
@@ -161,7 +196,7 @@ class SnapshotStore:
         self.retire(snapshot, "blocks")
         slot = self.slots.reserve()
         assert slot is not None, "one has just become free"
-        reservation = Reservation(slot, frozenset())
+        reservation = Reservation(slot, frozenset(), exact=snapshot.exact)
         self.reservations.add(reservation)
         self.slots.begin_write(slot)
         self.publish(reservation, node, slot, kept)
@@ -190,6 +225,8 @@ class SnapshotStore:
         if any(self.stays(snapshot) for snapshot in snapshots):
             return False
         self.remove([snapshot.slot for snapshot in snapshots], "stale")
+        if self.tiers is not None:
+            self.tiers.forget(list(node.subtree()), "stale")
         self.index.remove(node)
         return True
 

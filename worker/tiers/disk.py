@@ -1,0 +1,362 @@
+"""The disk tier: a folder of part files that one worker holds, written and read by threads of its own.
+
+    DIR/<fingerprint>/<name>.kv.safetensors      keys and values of the tokens since the boundary before
+    DIR/<fingerprint>/<name>.state.safetensors   the recurrent state at the boundary
+    DIR/<fingerprint>/lock                       held while a worker runs
+
+A file is there whole or not at all. It is not forced to the medium: what a power cut leaves behind is found out by its
+checksum, like every other fault. All accounts are kept on the engine's thread, which alone deletes files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from protocol.errors import SettingsError
+from protocol.messages import Boundary
+from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
+from worker.snapshots import StaleCause
+from worker.tiers.ledger import Ledger, Part
+from worker.tiers.part_file import (
+    SUFFIX,
+    TEMPORARY,
+    BadFile,
+    Found,
+    Identity,
+    Label,
+    PartKind,
+    Tensors,
+    file_name,
+    part_size,
+    read_header,
+    read_tensors,
+    write_cause,
+    write_file,
+)
+from worker.tiers.tier import Reading
+
+log = logging.getLogger(__name__)
+
+BACKLOG_BYTES = 256 << 20  # of host memory for what waits to be written; one part more at most
+_READERS = 4
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Where a part lies. `seal` is that of its header."""
+
+    path: Path
+    seal: str
+
+
+@dataclass(slots=True, eq=False)
+class _Writing:
+    node: Node
+    kind: PartKind
+    size: int
+    path: Path
+    wanted: bool = True  # False once it was flushed
+
+
+class DiskTier:
+    """See the module. `refusals` tells of files that were there but are not used: why, by name."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        identity: Identity,
+        index: SnapshotIndex,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        recurs: bool,
+        foreign_numerics: bool = False,
+    ) -> None:
+        """Takes the folder and finds what is in it. Raises `SettingsError` where it cannot be had.
+
+        `wake` is called by a thread that is done with something. `foreign_numerics`: use what was computed elsewhere.
+        """
+        self.folder = folder / identity.fingerprint
+        self.identity = identity
+        self.ledger = Ledger("disk", limit, index, self._unlink, clock, recurs=recurs)
+        self.failures: Counter[str] = Counter()
+        self.refused: Counter[StaleCause] = Counter()  # files that were found by `scan` and are not used
+        self.refusals: dict[str, AbsentReason] = {}
+        self.written_bytes = 0
+        self.backlog = 0  # bytes that wait to be written
+        self._index = index
+        self._wake = wake
+        self._clock = clock
+        self._foreign_numerics = foreign_numerics
+        self._pending: dict[tuple[Node, PartKind], _Writing] = {}
+        self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
+        self._lock = _take(folder, self.folder)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="disk-reader")
+        self.scan()
+
+    # What there is
+
+    def find(self, node: Node, kind: PartKind) -> Part | None:
+        """A part that may be used."""
+        part = self.ledger.find(node, kind)
+        return None if part is None or (part.foreign and not self._foreign_numerics) else part
+
+    def has_or_writes(self, node: Node, kind: PartKind) -> bool:
+        return (node, kind) in self._pending or self.find(node, kind) is not None
+
+    def refusal(self, tenant: str, digest: bytes) -> AbsentReason | None:
+        """Why what is here of a boundary cannot be used; None if nothing is, or it can."""
+        names = [file_name(tenant, digest, kind) for kind in ("kv", "state")] if self.refusals else []
+        return next((self.refusals[name] for name in names if name in self.refusals), None)
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits to be written that nothing should be added."""
+        return self.backlog >= BACKLOG_BYTES
+
+    # Writing
+
+    def put(self, node: Node, kind: PartKind, tensors: Tensors, protect: Collection[Node]) -> bool:
+        """Begin to write a part. False, and counted, where there is no room for it."""
+        label = label_of(node, kind)
+        size = part_size(label, self.identity, tensors)
+        if not self.ledger.room(size, protect):
+            self.failures["no_room"] += 1
+            log.warning("disk cache: no room for %d bytes", size)
+            return False
+        writing = _Writing(node, kind, size, self.folder / file_name(node.tenant, node.digest, kind))
+        self._pending[node, kind] = writing
+        self.ledger.promised += size
+        self.backlog += size
+        self._writer.submit(self._write, writing, label, tensors)
+        return True
+
+    def _write(self, writing: _Writing, label: Label, tensors: Tensors) -> None:
+        """On the writer's thread."""
+        seal, error = "", None
+        try:
+            seal = write_file(writing.path, label, self.identity, tensors)
+        except OSError as caught:
+            error = caught
+        self._done.put((writing, seal, error))
+        self._wake()
+
+    def collect(self) -> None:
+        """Enter what has been written."""
+        while not self._done.empty():  # this thread alone takes from it
+            writing, seal, error = self._done.get_nowait()
+            del self._pending[writing.node, writing.kind]
+            self.ledger.promised -= writing.size
+            self.backlog -= writing.size
+            if error is not None:
+                self.failures[write_cause(error)] += 1
+                log.warning("disk cache: cannot write %s: %s", writing.path.name, error.strerror)
+                continue
+            former = self.ledger.find(writing.node, writing.kind)
+            if former is not None:  # a foreign one, in whose place the new one is
+                self.ledger.drop(former, "not_kept", replaced=True)
+            self.refusals.pop(writing.path.name, None)
+            if not writing.wanted or writing.node.parent is None:
+                _delete(writing.path)
+                continue
+            self.written_bytes += writing.size
+            place = _File(writing.path, seal)
+            self.ledger.add(Part(writing.node, writing.kind, writing.size, place, self._clock()))
+
+    # Reading
+
+    def read(self, part: Part, to: Tensors) -> Reading:
+        """Fill `to` with a part on a thread."""
+        future = self._readers.submit(_read, part.place, to)
+        future.add_done_callback(lambda _: self._wake())
+        part.used_at = self._clock()
+        return Reading(to, future)
+
+    def path_of(self, part: Part) -> Path:
+        assert isinstance(part.place, _File)
+        return part.place.path
+
+    # Going
+
+    def flush(self, keep: Collection[Node]) -> int:
+        """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
+        before = self.ledger.held
+        for writing in self._pending.values():
+            writing.wanted = writing.wanted and writing.node in keep
+        for part in list(self.ledger.parts):
+            if part.node not in keep:
+                self.ledger.drop(part, "flushed")
+        self.refusals.clear()
+        return before - self.ledger.held
+
+    def drop(self, node: Node, reason: AbsentReason) -> None:
+        """Neither what is here of a boundary nor what is being written will be found."""
+        for kind in ("kv", "state"):
+            writing = self._pending.get((node, kind))
+            if writing is not None:
+                writing.wanted = False
+        self.ledger.drop_node(node, reason)
+
+    def close(self) -> None:
+        """Wait for the file that is being written, and let the folder go."""
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._lock.close()
+
+    def _unlink(self, part: Part) -> None:
+        assert isinstance(part.place, _File)
+        self.refusals.pop(part.place.path.name, None)
+        _delete(part.place.path)
+
+    # What others have left here
+
+    def scan(self) -> int:
+        """Enter all files that are not known yet and can be used; returns how many.
+
+        What is left of a write, is broken or extends nothing is removed. Called while nothing is being written.
+        """
+        known = {self.path_of(part) for part in self.ledger.parts}
+        found: dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]] = {}
+        for path in sorted(self.folder.iterdir()):
+            if path.name.endswith(SUFFIX + TEMPORARY):
+                _delete(path)
+            elif path.name.endswith(SUFFIX) and path not in known:
+                head = self._header(path)
+                if head is not None:
+                    key = head.label.tenant, head.label.boundary.digest
+                    found.setdefault(key, {})[head.label.kind] = path, head
+        before = len(self.ledger.parts)
+        self._enter(found)
+        added = len(self.ledger.parts) - before
+        self.ledger.room(0)
+        log.info("disk cache: %d files with %d bytes in %s", len(self.ledger.parts), self.ledger.held, self.folder)
+        return added
+
+    def _header(self, path: Path) -> Found | None:
+        """Of a file that belongs here. Any other is removed, and will be told of to whoever asks for it."""
+        try:
+            found = read_header(path)
+            label = found.label
+            if path.name != file_name(label.tenant, label.boundary.digest, label.kind):
+                raise BadFile("checksum", "it has the name of another file")
+            if found.identity.fingerprint != self.identity.fingerprint:
+                raise BadFile("fingerprint", "it belongs to another model")
+        except BadFile as error:
+            self.failures[error.cause] += 1
+            self.refused["fingerprint" if error.cause == "fingerprint" else "checksum"] += 1
+            self.refusals[path.name] = "fingerprint" if error.cause == "fingerprint" else "stale"
+            log.warning("disk cache: %s is not used: %s", path.name, error)
+            _delete(path)
+            return None
+        return found
+
+    def _enter(self, found: dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]]) -> None:
+        """Into the tree, from its roots on."""
+        below: dict[tuple[str, bytes], list[bytes]] = {}
+        for (tenant, digest), parts in found.items():
+            for parent in {head.label.parent for _, head in parts.values()}:
+                below.setdefault((tenant, parent), []).append(digest)
+        ready = [node for root in self._index.roots for node in root.subtree()]
+        ready += [Node(tenant, None, b"", None) for tenant in {tenant for tenant, _ in below}]
+        while ready:
+            above = ready.pop()
+            for digest in below.pop((above.tenant, above.digest), []):
+                for kind, (path, head) in list(found.get((above.tenant, digest), {}).items()):
+                    node = self._adopt(above, kind, path, head)
+                    if node is not None:
+                        del found[above.tenant, digest][kind]
+                        ready.append(node)
+        for parts in found.values():
+            for path, _ in parts.values():
+                log.info("disk cache: %s extends nothing that is here", path.name)
+                _delete(path)
+
+    def _adopt(self, parent: Node, kind: PartKind, path: Path, head: Found) -> Node | None:
+        label = head.label
+        if label.start != parent.end or label.parent != parent.digest:
+            return None
+        try:
+            node = self._index.plant(parent.tenant, parent if parent.digest else None, label.boundary, label.ids)
+            age = max(0.0, time.time() - path.stat().st_mtime)
+        except (ValueError, OSError):
+            return None
+        if self.ledger.find(node, kind) is not None:
+            return None
+        foreign = head.identity.numerics != self.identity.numerics
+        if foreign and not self._foreign_numerics:
+            self.refusals[path.name] = "fingerprint"
+            self.refused["fingerprint"] += 1
+        place = _File(path, head.seal)
+        self.ledger.add(Part(node, kind, head.size, place, self._clock() - age, foreign))
+        return node
+
+
+def label_of(node: Node, kind: PartKind) -> Label:
+    parent = node.parent
+    assert parent is not None
+    boundary = Boundary(node.end, node.digest, node.kind, node.messages)
+    return Label(kind, node.tenant, parent.digest, parent.end, boundary, node.ids)
+
+
+def _read(place: _File, to: Tensors) -> None:
+    read_tensors(place.path, place.seal, to)
+    with suppress(OSError):
+        os.utime(place.path)  # its age, for the next start
+
+
+def _take(folder: Path, ours: Path) -> IO[str]:
+    """Make a folder of our own and hold it until the returned file is closed. Raises `SettingsError`."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours.mkdir(mode=0o700, exist_ok=True)
+        if ours.stat().st_uid != os.getuid():
+            raise SettingsError(f"disk_cache: {ours} belongs to another user")
+        ours.chmod(0o700)
+        lock = open(ours / _LOCK, "a+", opener=_private)  # noqa: SIM115 (the tier keeps it)
+    except OSError as error:
+        raise SettingsError(f"disk_cache: cannot use {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise SettingsError(f"disk_cache: {ours} is held by another worker (process {holder})") from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _be_nice() -> None:
+    """Writing is less urgent than everything else that the worker does. A thread has a priority of its own on Linux."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

@@ -1,0 +1,53 @@
+"""The tiers that the settings ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from worker.config import WorkerSettings
+from worker.fingerprint import text_fingerprint
+from worker.snapshots import SnapshotStore
+from worker.tiers.device_memory import DeviceMemory
+from worker.tiers.disk import DiskTier
+from worker.tiers.part_file import FORMAT, Identity
+from worker.tiers.tier import Tier
+from worker.tiers.tiers import Tiers
+
+log = logging.getLogger(__name__)
+
+
+def identity_of(path: Path, model: str, numerics: str) -> Identity:
+    """What files of this model are bound to. `model` is the fingerprint of its weights, config and types."""
+    text = text_fingerprint(path) if path.is_dir() else ""
+    digest = hashlib.blake2b(f"{FORMAT}:{model}:{text}".encode(), digest_size=16)
+    return Identity(digest.hexdigest(), numerics)
+
+
+def open_tiers(
+    settings: WorkerSettings,
+    store: SnapshotStore,
+    device: DeviceMemory,
+    identity: Callable[[], Identity],
+    wake: Callable[[], None],
+) -> Tiers | None:
+    """None where there are none. Raises `SettingsError` where one cannot be had."""
+    tiers: list[Tier] = []
+    if settings.slots and settings.disk_cache is not None:
+        names = identity()
+        log.info("numerics %s, files of %s", names.numerics, names.fingerprint)
+        tiers.append(
+            DiskTier(
+                settings.disk_cache,
+                settings.disk_memory,
+                names,
+                store.index,
+                wake,
+                store.clock,
+                recurs=store.states is not None,
+                foreign_numerics=settings.foreign_numerics,
+            )
+        )
+    return Tiers(store, device, tiers) if tiers else None

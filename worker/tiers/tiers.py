@@ -1,0 +1,182 @@
+"""All tiers of one worker, as the scheduler, the engine and the operator see them. On the engine's thread only."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Collection, Sequence
+
+from protocol.messages import Boundary, Generate
+from worker.lookup import Lookup
+from worker.snapshot_index import AbsentReason, Node
+from worker.snapshots import SnapshotStore
+from worker.tiers.device_memory import DeviceMemory
+from worker.tiers.disk import DiskTier
+from worker.tiers.loading import Load, Loading
+from worker.tiers.part_file import PartKind
+from worker.tiers.tier import Tier
+from worker.tiers.write_behind import WriteBehind
+
+_IDLE_BYTES = 16 << 20  # copied at a time while nobody waits
+_BUSY_BYTES = 1 << 20  # and while others compute: a small part of what a pass of theirs takes
+_WAIT_SECONDS = 0.002
+
+
+class Tiers:
+    """With no tiers at all nothing is ever copied, and nothing found."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        device: DeviceMemory,
+        tiers: Sequence[Tier],
+    ) -> None:
+        """`tiers`, the fastest first."""
+        self.tiers = tuple(tiers)
+        self.disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+        self._store = store
+        self._write_behind = WriteBehind(store, device, self.tiers)
+        self._loading = Loading(store, device, self.tiers, self.give_way)
+        store.tiers = self
+        if self.disk is not None:
+            for cause, count in self.disk.refused.items():
+                store.stale_drops[cause] += count
+
+    # What the store tells
+
+    def kept(self, node: Node) -> None:
+        """A snapshot was published. What is not exact stays where it is."""
+        if self.tiers and node.slot is not None and self._store.known(node.slot).exact:
+            self._write_behind.add(node)
+
+    def forget(self, nodes: Collection[Node], reason: AbsentReason) -> None:
+        """What is held of these is not to be trusted, or its node goes."""
+        self._write_behind.drop(nodes)
+        if self._loading.open is not None and self._loading.open.target in nodes:
+            self._loading.abandon()
+        for tier in self.tiers:
+            for node in nodes:
+                tier.drop(node, reason)
+
+    # What the scheduler asks
+
+    @property
+    def is_loading(self) -> bool:
+        return self._loading.open is not None
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no blocks or states are referred to from here."""
+        return not self._write_behind.holds and not self.is_loading
+
+    def give_way(self) -> bool:
+        """Free what is being copied to slower tiers; false if nothing is."""
+        return self._write_behind.give_way()
+
+    def promote(self, message: Generate, found: Lookup) -> Load | None:
+        """Begin to load a boundary that is deeper than what was found, or say what has to end before it can begin.
+
+        None where there is none. Raises `NoRoom`.
+        """
+        if not self.tiers:
+            return None
+        chain = self._store.index.walk(message.tenant, message.token_ids.tobytes(), message.boundaries).chain
+        target = self._loading.target(chain, found.depth, len(message.token_ids))
+        if target is None:
+            return None
+        return self._loading.open or self._loading.begin(target, found)
+
+    def refused(
+        self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], depth: int
+    ) -> tuple[int, AbsentReason] | None:
+        """The deepest boundary deeper than `depth` whose file was found at the start and refused, and why."""
+        if self.disk is not None and self.disk.refusals:
+            for boundary in reversed(boundaries):
+                if depth < boundary.end < len(token_ids):
+                    reason = self.disk.refusal(tenant, boundary.digest)
+                    if reason is not None:
+                        return boundary.end, reason
+        return None
+
+    # What the engine does
+
+    def turn(self, *, idle: bool) -> bool:
+        """Go on between two steps. False if there is nothing to do now; a thread may still be at work."""
+        if not self.tiers:
+            return False
+        for tier in self.tiers:
+            tier.collect()
+        size = _IDLE_BYTES if idle else _BUSY_BYTES
+        # Somebody waits for what is loaded, and nobody for what is written.
+        return self._loading.step(4 * size) or self._write_behind.step(size)
+
+    def finish(self, seconds: float) -> int:
+        """Write what is not yet written, for so long at most; returns how many snapshots were not."""
+        self._loading.abandon()
+        deadline = time.monotonic() + seconds
+        while self._is_writing and time.monotonic() < deadline:
+            if not self.turn(idle=True):
+                time.sleep(_WAIT_SECONDS)
+        self._write_behind.give_way()
+        return self._write_behind.pending
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._write_behind.pending > 0 or any(tier.is_writing for tier in self.tiers)
+
+    def close(self) -> None:
+        """Call it once nothing else will be asked."""
+        for tier in self.tiers:
+            tier.close()
+
+    # What the operator asks
+
+    @property
+    def pending(self) -> int:
+        """Snapshots that are not in all tiers yet."""
+        return self._write_behind.pending
+
+    def held_bytes(self) -> dict[str, int]:
+        """By tier, those that there are."""
+        return {tier.ledger.tier: tier.ledger.held for tier in self.tiers}
+
+    def evictions(self) -> dict[str, int]:
+        """By tier, those that there are."""
+        return {tier.ledger.tier: tier.ledger.evictions for tier in self.tiers}
+
+    def written_bytes(self) -> dict[str, int]:
+        """By tier, those that there are."""
+        return {tier.ledger.tier: tier.written_bytes for tier in self.tiers}
+
+    def failures(self) -> dict[str, int]:
+        """What could not be written or read, by cause."""
+        counts = dict.fromkeys(FAILURE_CAUSES, 0)
+        for counter in (self._write_behind.failures, *(tier.failures for tier in self.tiers)):
+            for cause, count in counter.items():
+                counts[cause] += count
+        return counts
+
+    def where(self, node: Node) -> list[str]:
+        """The tiers that hold all that is needed of this boundary itself."""
+        kind: PartKind = "kv" if self._store.states is None else "state"
+        return [tier.ledger.tier for tier in self.tiers if tier.find(node, kind) is not None]
+
+    def evict(self, nodes: Collection[Node]) -> int:
+        """What only these boundaries need goes from all tiers; returns the bytes that came free."""
+        self._write_behind.drop(nodes)
+        before = sum(self.held_bytes().values())
+        # The deepest first, or those would still need what is above them.
+        for node in sorted(nodes, key=lambda node: -node.end):
+            for tier in self.tiers:
+                tier.ledger.prune(node, "evicted")
+        return before - sum(self.held_bytes().values())
+
+    def flush(self, keep: Collection[Node]) -> int:
+        """Everything goes but what these boundaries need; returns the bytes that came free."""
+        self._loading.abandon()
+        needed = {above for node in keep for above in (node, *node.ancestors())}
+        self._write_behind.drop([node for node in self._write_behind.waiting if node not in needed])
+        return sum(tier.flush(needed) for tier in self.tiers)
+
+
+FAILURE_CAUSES = ("no_room", "gone", "disk_full", "unwritable", "checksum", "fingerprint", "unreadable")
