@@ -40,6 +40,9 @@ from worker.row_check import check_rows
 from worker.runner import Runner
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
+from worker.tiers.device_memory import PagedMemory
+from worker.tiers.setup import identity_of, open_tiers
+from worker.tiers.tiers import FAILURE_CAUSES, Tiers
 from worker.vector_ops import HAS_PAIRS
 from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
@@ -99,9 +102,6 @@ def build(
     )
     metrics, journal = WorkerMetrics(), Journal()
     runner = make_runner(cache, states)
-    scheduler = Scheduler(
-        epoch=epoch,
-        store=store,
     model_id = _bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}")
     tiers = open_tiers(
         settings,
@@ -110,6 +110,9 @@ def build(
         lambda: identity_of(path, model_id, numerics_id(device, runner.row_counts)),
         wake=lambda: sockets.inbox.put(None),
     )
+    scheduler = Scheduler(
+        epoch=epoch,
+        store=store,
         pool=pool,
         metrics=metrics,
         journal=journal,
@@ -124,10 +127,10 @@ def build(
         caching=settings.slots > 0,
         verify_hits=settings.verify_hits,
         differ=lambda kept, computed: not torch.equal(kept, computed),
+        tiers=tiers,
     )
     info = ModelInfo(
         fingerprint=model_id,
-        tiers=tiers,
         architecture=config.architecture,
         dtype=dtype_name,
         device=str(device),
@@ -238,10 +241,10 @@ def _register(
     scheduler: Scheduler,
     sockets: WorkerSockets,
     size: int,
+    tiers: Tiers | None,
 ) -> None:
     """Everything whose truth lies elsewhere and is read when scraped."""
     states = store.states
-    tiers: Tiers | None,
 
     def gauges() -> dict[str, tuple[str, str, dict[str, float]]]:
         return {
@@ -265,14 +268,14 @@ def _register(
                     "free": states.free_count * store.state_bytes if states else 0,
                 },
             ),
-            "prefixd_requests_running": ("Requests in prefill or decode", "", {"": scheduler.running_count}),
-            "prefixd_requests_waiting": ("Requests queued", "", {"": len(scheduler.waiting)}),
-        }
             "prefixd_tier_pending": (
                 "Snapshots that are still to be copied to slower tiers",
                 "",
                 {"": tiers.pending if tiers else 0},
             ),
+            "prefixd_requests_running": ("Requests in prefill or decode", "", {"": scheduler.running_count}),
+            "prefixd_requests_waiting": ("Requests queued", "", {"": len(scheduler.waiting)}),
+        }
 
     def counters() -> dict[str, tuple[str, str, dict[str, float]]]:
         return {
@@ -280,9 +283,6 @@ def _register(
             "prefixd_snapshot_aborts": ("Reservations given back unpublished", "cause", dict(store.aborts)),
             "prefixd_snapshot_evictions": ("Snapshots removed", "cause", dict(store.evictions)),
             "prefixd_stale_drops": ("Entries found and then refused", "cause", dict(store.stale_drops)),
-            "prefixd_dropped_frames": ("Messages dropped as not well-formed", "", {"": sockets.bad_frames}),
-        }
-
             "prefixd_tier_evictions": (
                 "Parts of snapshots removed from a slower tier for room",
                 "tier",
@@ -298,4 +298,7 @@ def _register(
                 "cause",
                 {cause: tiers.failures()[cause] if tiers else 0 for cause in FAILURE_CAUSES},
             ),
+            "prefixd_dropped_frames": ("Messages dropped as not well-formed", "", {"": sockets.bad_frames}),
+        }
+
     metrics.registry.register(StateCollector(gauges, counters))

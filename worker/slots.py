@@ -77,8 +77,8 @@ class Reservation:
 
     `newcomer` is what its tokens cost to compute from the one that it `extends`, once known, and `share` how many of
     its like are asked for again; `source` is the slot of that one, once a commit follows at once;
-    `absorbed` as that of the snapshot to be; `written` is set from the beginning of the write on, and where models
-    recur so is `state`: the entry that the write fills.
+    `absorbed` and `exact` as those of the snapshot to be; `written` is set from the beginning of the write on, and
+    where models recur so is `state`: the entry that the write fills.
     """
 
     slot: int | None
@@ -90,6 +90,7 @@ class Reservation:
     absorbed: bool = False
     written: bool = False
     state: int | None = None
+    exact: bool = True
 
 
 class SlotTable:
