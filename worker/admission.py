@@ -17,9 +17,9 @@ from worker.sequences import Request, Running
 from worker.snapshot_finding import Finding
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
-from worker.turns import Turns, taker
 from worker.tiers.loading import NoRoom
 from worker.tiers.tiers import Tiers
+from worker.turns import Turns, taker
 
 DECODE_MARGIN_TOKENS = 64  # room for new tokens that admission asks for
 MAX_CHOICES = 256
@@ -48,8 +48,8 @@ class Admission:
         memory: SequenceMemory,
         states: SequenceStates,
         metrics: WorkerMetrics,
-        *,
         tiers: Tiers | None,
+        *,
         max_model_len: int,
         vocab_size: int,
         max_running: int,
@@ -64,8 +64,8 @@ class Admission:
         self._memory = memory
         self._states = states
         self._metrics = metrics
-        self._max_model_len = max_model_len
         self._tiers = tiers
+        self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._max_running = max_running
         self._max_waiting = max_waiting
@@ -137,22 +137,22 @@ class Admission:
         return None
 
     @property
-    def _releases(self) -> int:
-        return self._pool.releases + self._states.releases
-    @property
     def _is_alone(self) -> bool:
         """Whether nothing else holds memory that it will give back."""
         return self._running.is_empty and not (self._tiers and self._tiers.is_loading)
 
+    @property
+    def _releases(self) -> int:
+        return self._pool.releases + self._states.releases
 
     def _start(self, request: Request) -> bool:
         """Look up, restore and reserve. False if it waits for a leader or a load now, or there is no room yet."""
         message = request.message
+        if request.load is not None and request.load.is_open:
+            return False
         if not request.caching:
             return self._reserve(request, _NOT_ASKED)
         found = self._finding.lookup(
-        if request.load is not None and request.load.is_open:
-            return False
             message.tenant, message.token_ids, message.boundaries, apart=bool(message.member)
         )
         self._follow(request, found.depth)
@@ -162,9 +162,6 @@ class Admission:
         request.diverged_message, request.diverged_token = found.diverged_message, found.diverged_token
         request.wanted = self._keeping.wanted(message.tenant, message.token_ids, message.boundaries, request.depth)
         return True
-
-    def _follow(self, request: Request, depth: int) -> None:
-        """Wait for a request in prefill that will materialise a boundary this one needs, deeper than `depth`.
 
     def _promote(self, request: Request, found: Lookup) -> bool:
         """Have what slower tiers hold brought to the device, once. False if that is to be waited for."""
@@ -176,6 +173,9 @@ class Admission:
         except NoRoom:
             return self._is_alone  # then it goes without
         return request.load is None
+
+    def _follow(self, request: Request, depth: int) -> None:
+        """Wait for a request in prefill that will materialise a boundary this one needs, deeper than `depth`.
 
         The leader is made to commit there: the boundary is a branch point. If it ends early, what it had finished
         is found by the next lookup.
@@ -231,10 +231,10 @@ class Admission:
             restored = self._finding.begin_restore(found.slot, found.generation)
             if restored is None:
                 return self._reserve(request, _lost(found, "restore_failed"))
+            request.exact = restored.exact
             # References are all a restore takes, so the source is released as soon as they are held.
             self._finding.end_restore(found.slot)
             request.blocks, state = restored.blocks, restored.state
-            request.exact = restored.exact
             self._metrics.restore_seconds.observe(time.perf_counter() - started)
         if not room(taken):
             pool.release(request.blocks)
@@ -249,11 +249,11 @@ class Admission:
         request.slot, request.generation = found.slot, found.generation
         request.depth = request.computed = found.depth
         request.outcome, request.reason = found.outcome, found.reason
+        if request.load is not None:
+            request.sources = request.load.sources(request.message, request.depth)
         return True
 
 
-        if request.load is not None:
-            request.sources = request.load.sources(request.message, request.depth)
 def _lost(found: Lookup, reason: Reason) -> Lookup:
     """The same lookup, had nothing been found."""
     return replace(found, slot=None, depth=0, outcome="miss", reason=reason)

@@ -85,7 +85,7 @@ class Keeping:
         state: int | None = None,
         absorbed: bool = False,
     ) -> Reservation | None:
-        """A reservation for whose `state` a pass can leave a recurrent state.
+        """A reservation whose write has begun, so that a pass can leave a recurrent state in its `state`.
 
         `state`: an entry that holds it already; it is the reservation's from then on. None, and counted as an abort,
         where the snapshot exists or there is nothing to have. The others as in `commit`.
@@ -147,8 +147,8 @@ class Keeping:
         The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
         (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
         `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised. `absorbed`:
-        no request asked for this one, see `Snapshot`. Where models recur the reservation comes from `prepare`, or
-        there is no state: that is a `ValueError` too.
+        no request asked for this one, see `Snapshot`. Where models recur the write must have begun, or there is no
+        state: that is a `ValueError` too.
         """
         store = self._store
         self._require_open(reservation)
@@ -224,6 +224,7 @@ class Keeping:
         above = node.snapshot_above()
         start = above.end if above else 0
         reservation.newcomer, reservation.extends = recompute_cost(start, node.end), start > 0
+        reservation.exact = store.known(deeper.slot).exact
         kept = store.known(deeper.slot).blocks[: store.pool.blocks_for(node.end)]
         store.pool.share(kept)
         slot = self.begin_write(reservation)
@@ -252,4 +253,3 @@ class Keeping:
     def _require_open(self, reservation: Reservation) -> None:
         if reservation not in self._store.reservations:
             raise ValueError("this reservation was committed or aborted before")
-        reservation.exact = store.known(deeper.slot).exact
