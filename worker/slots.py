@@ -78,7 +78,8 @@ class Reservation:
     `newcomer` is what its tokens cost to compute from the one that it `extends`, once known, and `share` how many of
     its like are asked for again; `source` is the slot of that one, once a commit follows at once;
     `absorbed` and `exact` as those of the snapshot to be; `written` is set from the beginning of the write on, and
-    where models recur so is `state`: the entry that the write fills.
+    where models recur so is `state`: the entry that the write fills. A `late` one has a state before its write begins,
+    no slot until the commit, and no promise of one.
     """
 
     slot: int | None
@@ -90,6 +91,7 @@ class Reservation:
     absorbed: bool = False
     written: bool = False
     state: int | None = None
+    late: bool = False
     exact: bool = True
 
 

@@ -1,6 +1,10 @@
 """Keeping: which boundaries are worth a snapshot, and the way of one from a reserved slot into the index.
 
 Nothing is copied: a snapshot takes references to blocks that are filled already.
+
+What a snapshot extends, the source of its restore among that, is not its victim, with one exception: where no other
+slot can be had, the commit takes that one. All that the former snapshot held is held by the new one or needed by
+nobody at that time, and an only slot would else stay with the first conversation's beginning for ever.
 """
 
 from __future__ import annotations
@@ -62,15 +66,34 @@ class Keeping:
         Changes nothing but the free list: what must go stays until the write begins, and may be hit meanwhile.
         `protect` are slots that must not go.
         """
+        reservation = self._reserve(protect)
+        if reservation is None:
+            self._store.aborts["no_slot"] += 1
+        return reservation
+
+    def _reserve(self, protect: Collection[int]) -> Reservation | None:
         store = self._store
         slot = store.slots.reserve()
         if slot is None:
-            promised = sum(1 for other in store.reservations if other.slot is None)
+            promised = sum(1 for other in store.reservations if other.slot is None and not other.late)
             can_go = sum(1 for s in store.slots.snapshots() if s.slot not in protect and not store.stays(s))
             if can_go <= promised:
-                store.aborts["no_slot"] += 1
                 return None
         reservation = Reservation(slot, frozenset(protect))
+        store.reservations.add(reservation)
+        return reservation
+
+    def _reserve_late(self, chain: Sequence[Node]) -> Reservation | None:
+        """No slot yet, but what this one is built on will be in one that may be had when it is committed.
+
+        Its state is captured beside that one's, which nobody needs any more by then: who goes on from it has copied
+        it. None where that has to stay.
+        """
+        store = self._store
+        above = next((store.snapshot_in(node.slot) for node in reversed(chain) if node.slot is not None), None)
+        if not any(other.written for other in store.reservations) and (above is None or store.stays(above)):
+            return None
+        reservation = Reservation(None, frozenset(), late=True)
         store.reservations.add(reservation)
         return reservation
 
@@ -85,10 +108,12 @@ class Keeping:
         state: int | None = None,
         absorbed: bool = False,
     ) -> Reservation | None:
-        """A reservation whose write has begun, so that a pass can leave a recurrent state in its `state`.
+        """A reservation for whose `state` a pass can leave a recurrent state.
 
-        `state`: an entry that holds it already; it is the reservation's from then on. None, and counted as an abort,
-        where the snapshot exists or there is nothing to have. The others as in `commit`.
+        Its write has begun, unless no slot but a protected one, that of the snapshot it extends, could be had: then it
+        is a late one, and the commit takes that slot, or there would never be another snapshot in an only one.
+        `state`: an entry that holds the state already; it is the reservation's from then on. None, and counted as an
+        abort, where the snapshot exists or there is nothing to have. The others as in `commit`.
         """
         store = self._store
         path = [known for known in boundaries if known.end <= boundary.end]
@@ -97,12 +122,22 @@ class Keeping:
         if exists and store.fault(chain[-1]) is None:
             store.aborts["duplicate"] += 1
             return None
-        reservation = self.reserve(protect)
+        # An answer that nobody has asked for takes the place of nothing, least of all of what it was built on.
+        reservation = self._reserve(protect) or (None if absorbed else self._reserve_late(chain))
         if reservation is None:
+            store.aborts["no_slot"] += 1
             return None
         self._weigh(reservation, chain, path, boundary == boundaries[-1])
         reservation.absorbed, reservation.state = absorbed, state
-        return None if self.begin_write(reservation) is None else reservation
+        if not reservation.late:
+            return None if self.begin_write(reservation) is None else reservation
+        if reservation.state is None:
+            assert store.states is not None
+            if not store.states.free_count:
+                self.abort(reservation, "no_state")
+                return None
+            (reservation.state,) = store.states.allocate(1)
+        return reservation
 
     def begin_write(self, reservation: Reservation) -> int | None:
         """The slot to write to, its former snapshot gone and its generation new. None: aborted, nothing to have.
@@ -147,8 +182,8 @@ class Keeping:
         The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
         (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
         `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised. `absorbed`:
-        no request asked for this one, see `Snapshot`. Where models recur the write must have begun, or there is no
-        state: that is a `ValueError` too.
+        no request asked for this one, see `Snapshot`. Where models recur the reservation comes from `prepare`, or
+        there is no state: that is a `ValueError` too.
         """
         store = self._store
         self._require_open(reservation)
@@ -157,7 +192,7 @@ class Keeping:
             raise ValueError("the boundary is not one of the request's")
         if any(before.end >= after.end for before, after in pairwise(path)):
             raise ValueError("the boundaries do not rise")
-        if store.states is not None and not reservation.written:
+        if store.states is not None and reservation.state is None:
             raise ValueError("the recurrent state was not captured")
         exact = boundary.end == stored_tokens <= len(token_ids)
         if not exact or len(blocks) != store.pool.blocks_for(stored_tokens):
@@ -182,6 +217,8 @@ class Keeping:
         slot = self.begin_write(reservation)
         if slot is None:
             store.pool.release(kept)
+            if store.states is not None and reservation.state is not None:
+                store.states.release([reservation.state])
             return None
         node = store.index.extend(tenant, data, path, chain, store.clock())
         assert node is not None

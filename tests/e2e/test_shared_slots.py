@@ -136,6 +136,18 @@ def test_more_conversations_than_slots_on_one_head(two_slots: Served, reference:
 # Memory
 
 
+def test_an_only_slot_goes_forward_with_its_conversation(one_slot: Served, reference: Reference):
+    """What recurs too: the state of the turn before makes room for that of this one once it has been copied."""
+    history = [system(words("an only slot", 40)), user("First.")]
+    for turn in range(4):
+        answer = ask(one_slot, history)
+        known = reference.history_tokens(history[:-2]) if turn else 0
+        assert answer.outcome[1] == known
+        [row] = one_slot.daemon.snapshots()
+        assert row["tokens"] == reference.history_tokens(history)
+        history += [assistant("Well."), user(words(turn, 30))]
+
+
 def test_a_commit_while_the_only_snapshot_is_being_restored(one_slot: Served):
     """K-SM6: one slot, and requests that hit it side by side with some that want it."""
     stem = [user(words("the one", 200))]
