@@ -228,7 +228,7 @@ class Admission:
         state = None
         if found.slot is not None:
             started = time.perf_counter()
-            restored = self._finding.begin_restore(found.slot, found.generation)
+            restored = self._restore(request, found.slot, found)
             if restored is None:
                 return self._reserve(request, _lost(found, "restore_failed"))
             request.exact = restored.exact
@@ -252,6 +252,11 @@ class Admission:
         if request.load is not None:
             request.sources = request.load.sources(request.message, request.depth)
         return True
+
+    def _restore(self, request: Request, slot: int, found: Lookup) -> Restored | None:
+        """What was found, if it is still there and what the prompt begins with: a lookup is not taken at its word."""
+        at = [b for b in request.message.boundaries if b.end == found.depth < request.total]
+        return self._finding.begin_restore(slot, found.generation, boundary=at[0]) if at else None
 
 
 def _lost(found: Lookup, reason: Reason) -> Lookup:

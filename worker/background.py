@@ -184,7 +184,8 @@ class Background:
             return None
         state = None
         if found.slot is not None:
-            restored = self._finding.begin_restore(found.slot, found.generation, asked=False)
+            (boundary,) = (b for b in job.boundaries if b.end == found.depth)
+            restored = self._finding.begin_restore(found.slot, found.generation, boundary=boundary, asked=False)
             if restored is not None:
                 self._finding.end_restore(found.slot)
                 request.blocks, request.depth, state, request.exact = restored

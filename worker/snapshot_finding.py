@@ -89,12 +89,15 @@ class Finding:
             store.index.trim()
         return result
 
-    def begin_restore(self, slot: int, generation: int, *, asked: bool = True) -> Restored | None:
+    def begin_restore(
+        self, slot: int, generation: int, *, boundary: Boundary | None = None, asked: bool = True
+    ) -> Restored | None:
         """Take references for a sequence and pin the slot until `end_restore`.
 
-        `asked` counts it as a hit; work of our own is none.
+        `boundary`: the prompt's own that was looked up; without it the slot's word is taken. `asked` counts it as a
+        hit; work of our own is none.
 
-        None, and nothing taken, where the slot no longer holds what was looked up: start from cleared state.
+        None, and nothing taken, where the slot does not hold what was looked up: start from cleared state.
         """
         store = self._store
         snapshot = store.snapshot_in(slot)
@@ -106,6 +109,8 @@ class Finding:
         fault = store.fault(snapshot.node)
         if fault is not None:
             store.drop_stale(snapshot.node, fault)
+            return None
+        if boundary is not None and (snapshot.tokens, snapshot.node.digest) != (boundary.end, boundary.digest):
             return None
         store.slots.acquire(slot)
         store.pool.share(snapshot.blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -648,11 +649,41 @@ def test_restores_and_commits_are_timed():
 def test_a_lookup_that_finds_what_is_gone_at_once_starts_cleanly(monkeypatch):
     rig = Rig()
     rig.serve(one(1, 20))
-    monkeypatch.setattr(Finding, "begin_restore", lambda *_: None)
+    monkeypatch.setattr(Finding, "begin_restore", lambda *_, **__: None)
     request = rig.serve(one(1, 20))
     rig.assert_answered(request)
     accepted = rig.accepted(request)
     assert (accepted.outcome, accepted.reason, accepted.depth) == ("miss", "restore_failed", 0)
+
+
+@pytest.mark.parametrize("entries", [0, 12])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        one(1, 12, tail=0),
+        one(1, 20, tail=0),
+        one(2, 30),
+        prompt(text(2, 20), text(3, 5)),
+    ],
+    ids=["longer than the prompt", "as long as it", "at no boundary of it", "of other tokens"],
+)
+def test_a_lookup_that_is_wrong_is_not_believed(monkeypatch, entries, asked):
+    """S1-3 and S1-4."""
+    rig = Rig(entries=entries)
+    rig.serve(one(1, 20, tail=2))
+    lookup = Finding.lookup
+
+    def wrong(self, *words, **options):
+        return replace(lookup(self, *words, **options), slot=0, generation=1, depth=20, outcome="hit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Finding, "lookup", wrong)
+        request = rig.serve(asked)
+    rig.assert_answered(request)
+    accepted = rig.accepted(request)
+    assert (accepted.outcome, accepted.reason, accepted.depth) == ("miss", "restore_failed", 0)
+    assert 20 in rig.kept(), "what it is the snapshot of can have it still"
+    assert rig.accepted(rig.serve(one(1, 20, tail=2))).depth == 20
 
 
 def test_tokens_are_counted_once():

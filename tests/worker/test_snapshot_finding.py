@@ -129,6 +129,21 @@ def test_restoring_a_slot_that_does_not_fit_its_key_takes_nothing():
     assert engine.store.stale_drops["length"] == 1
 
 
+def test_restoring_what_is_not_the_prompts_own_takes_nothing_and_costs_it_nothing():
+    """S1-3: somebody else's snapshot, and one at another depth of this very conversation."""
+    engine = Engine(3)
+    engine.play(one_shot(1))
+    request = prompt(words(1, 12), words(2, 5), head=False)
+    engine.play(request)
+    other = one_shot(3)
+    for slot, boundary in ((0, request.last), (1, request.boundaries[0]), (0, other.last)):
+        assert engine.finding.begin_restore(slot, 1, boundary=boundary) is None
+    assert engine.finding.begin_restore(0, 1, boundary=request.boundaries[0]) is not None
+    engine.finding.end_restore(0)
+    assert sum(engine.store.stale_drops.values()) == 0
+    assert engine.kept() == [12, 17]
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_the_same_request_again_always_leaves_a_token_to_compute(turns):
     """S1-4, S5-11, K-RC3: with and without a generation suffix."""
