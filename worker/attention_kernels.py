@@ -22,7 +22,6 @@ from worker.cpu_kernels import Floats, Ints, PoolRows
 from worker.cpu_threads import in_parts
 from worker.vector_ops import (
     COLUMNS,
-    HAS_PAIRS,
     LANES,
     MASKED,
     mix_floats,
@@ -31,6 +30,7 @@ from worker.vector_ops import (
     score_pairs,
     weigh,
 )
+from worker.vectors import HAS_PAIRS
 
 Words = NDArray[np.uint32]
 

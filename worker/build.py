@@ -43,7 +43,7 @@ from worker.snapshots import SnapshotStore
 from worker.tiers.device_memory import PagedMemory
 from worker.tiers.setup import identity_of, open_tiers
 from worker.tiers.tiers import FAILURE_CAUSES, Tiers
-from worker.vector_ops import HAS_PAIRS
+from worker.vectors import HAS_PAIRS
 from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
 log = logging.getLogger(__name__)

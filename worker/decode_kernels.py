@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 
 from worker.cpu_kernels import Floats, Ints, PoolRows, float_row, put_row, store_rows
-from worker.vector_ops import HAS_PAIRS, PAIR_DIMENSIONS, SCORED_KEYS, mix_1, mix_2, mix_3, mix_4, score_row
+from worker.vector_ops import PAIR_DIMENSIONS, SCORED_KEYS, mix_1, mix_2, mix_3, mix_4, score_row
+from worker.vectors import HAS_PAIRS
 
 _kernel = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 _inlined = njit(inline="always")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.linear import Linear
-from worker.vector_ops import GROUP, TILE
+from worker.product_ops import GROUP, TILE
 
 PACKED_ROWS = 16  # the most rows that the packed product is used for
 _LEVELS = 15
@@ -76,6 +76,17 @@ def tiled(quantized: Quantized) -> Tiles:
     factors = torch.stack((quantized.scales, quantized.zeros.half()))  # [2, outputs, groups]
     factors = factors.view(2, outputs // TILE, TILE, inputs // GROUP).permute(1, 3, 0, 2).contiguous()
     return Tiles(bytes_.numpy(), factors.view(torch.uint16).numpy())
+
+
+def untiled(tiles: Tiles) -> Tensor:
+    """The weights that tiles stand for, float32 [outputs, inputs]."""
+    count, groups, _ = tiles.levels.shape
+    both = torch.from_numpy(tiles.levels).view(count, groups, GROUP // 4, TILE, 2)
+    parts = torch.stack((both & 15, both >> 4), dim=-2)  # [tiles, groups, fours, outputs, half, 2]
+    levels = parts.permute(0, 3, 1, 2, 4, 5).reshape(count * TILE, groups * GROUP)
+    factors = torch.from_numpy(tiles.scales).view(torch.float16).permute(2, 0, 3, 1)
+    scales, zeros = factors.reshape(2, count * TILE, groups)
+    return Quantized(levels.to(torch.int32), scales, zeros.float()).values()
 
 
 class Int4Linear(Linear):

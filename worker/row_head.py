@@ -1,29 +1,77 @@
-"""The head on a CPU: the model's matrix as it is, one logit a sum of its own.
+"""The head on a CPU: one logit a sum of its own, in float32, for any number of rows.
 
 The library's product gives its results in the type of its inputs: bfloat16 logits of 25 come in steps of an eighth,
 and then the greatest of 49,152 is often one of two equals. Its float32 product wants the matrix repacked, a second
 copy, and reads that at two thirds of the memory's speed. Each logit here is made in one fixed order, so its bits do
 not depend on how many rows are asked for.
+
+The matrix is the model's own as it is, or its values in 8 bits where not one changes by that: a step then reads half
+or a quarter of the bytes.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.cpu_kernels import Floats, PoolRows, as_array
+from worker.cpu_kernels import Floats, PoolRows, as_array, put_row
 from worker.cpu_threads import in_parts
-from worker.vector_ops import HAS_PAIRS, HAS_WIDE, PAIR_DIMENSIONS, SCORED_KEYS, score_float_row, score_row
+from worker.product_ops import GROUP, TILE, exact_8
+from worker.vector_ops import PAIR_DIMENSIONS, SCORED_KEYS, score_float_row, score_row
+from worker.vectors import HAS_PAIRS, HAS_WIDE
+
+_MOST_LEVEL = 127
+_ROWS = 8  # the most rows that one tile is multiplied with at a time
+
+
+class ByteTiles(NamedTuple):
+    """A matrix in 8 bits and groups of 32 inputs, level * scale a weight: Q8_0 as GGUF has it."""
+
+    levels: NDArray[np.int8]
+    """[tiles, groups, GROUP, TILE]"""
+    scales: NDArray[np.uint16]
+    """float16 [tiles, groups, TILE]"""
+    outputs: int
+    """Where it is no multiple of TILE, the last tile begins within the one before."""
+
+
+Head = PoolRows | ByteTiles
+
+
+def byte_tiles(weight: Tensor) -> ByteTiles | None:
+    """The same values in 8 bits; None where that would change one. weight: float32 [outputs, inputs]."""
+    outputs, inputs = weight.shape
+    groups = weight.view(outputs, inputs // GROUP, GROUP)
+    scales = (groups.abs().amax(-1) / _MOST_LEVEL).half()
+    wide = scales.float().unsqueeze(-1)
+    levels = (groups / wide.where(wide > 0, 1.0)).round_()
+    if not torch.equal(levels * wide, groups):
+        return None
+    firsts = torch.arange(0, outputs, TILE).clamp_(max=outputs - TILE)
+    rows = (firsts.unsqueeze(-1) + torch.arange(TILE)).flatten()
+    in_tiles = levels.to(torch.int8)[rows].view(-1, TILE, inputs // GROUP, GROUP).permute(0, 2, 3, 1)
+    of_tiles = scales[rows].view(-1, TILE, inputs // GROUP).transpose(1, 2)
+    return ByteTiles(in_tiles.contiguous().numpy(), of_tiles.contiguous().view(torch.uint16).numpy(), outputs)
 
 
 class RowHead:
-    """`x @ weight.T` for rows x [rows, hidden]; weight [vocab, hidden], not copied. Results are float32."""
+    """`x @ weight.T` for rows x [rows, hidden]. Results are float32."""
 
-    def __init__(self, weight: Tensor) -> None:
-        """The weight must satisfy `takes`."""
-        self.weight = as_array(weight)
-        self._dtype = weight.dtype
+    def __init__(self, weight: Tensor, kept: Tensor) -> None:
+        """`weight` [vocab, hidden] as it was read; `kept` is the same in the type of the model and satisfies `takes`.
+
+        What is held is `kept`, not copied, or the tiles that stand for `weight`.
+        """
+        tiles = byte_tiles(weight.float()) if HAS_WIDE else None
+        self.weight: Head = as_array(kept) if tiles is None else tiles
+        self.own_bytes = 0 if tiles is None else tiles.levels.nbytes + tiles.scales.nbytes
+        self._vocab = len(kept)
 
     @staticmethod
     def takes(weight: Tensor) -> bool:
@@ -34,22 +82,56 @@ class RowHead:
         return known and shape and weight.device.type == "cpu" and weight.is_contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], len(self.weight))
-        rows, logits = as_array(x.to(self._dtype).contiguous()), out.numpy()
+        out = torch.empty(x.shape[0], self._vocab)
+        rows, logits = x.float().contiguous().numpy(), out.numpy()
         in_parts(torch.get_num_threads(), lambda part, parts: head_rows(rows, self.weight, part, parts, logits))
         return out
 
 
-@njit(nogil=True, cache=True)
-def head_rows(x: PoolRows, weight: PoolRows, part: int, parts: int, out: Floats) -> None:
-    """This part of the logits of all rows, 16 of the vocabulary at a time; the last ones may come twice."""
-    vocab, hidden = weight.shape
-    tiles = -(-vocab // SCORED_KEYS)
-    for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
-        first = min(tile * SCORED_KEYS, vocab - SCORED_KEYS)
-        at = weight[first:].ctypes.data
+def _head(x: Any, weight: Any, part: Any, parts: Any, out: Any) -> None:
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_head)
+def _head_of(x: Any, weight: Any, part: Any, parts: Any, out: Any) -> Any:
+    def tiles(x: Any, weight: Any, part: Any, parts: Any, out: Any) -> None:
+        count, groups = weight.scales.shape[:2]
+        tile = np.empty((_ROWS, TILE), np.float32)
+        for index in range(count * part // parts, count * (part + 1) // parts):
+            at = min(index * TILE, weight.outputs - TILE)
+            levels, scales = weight.levels[index].ctypes.data, weight.scales[index].ctypes.data
+            first = 0
+            while first < len(x):
+                rows = exact_8(levels, scales, groups, x, first, tile.ctypes.data)
+                for r in range(rows):
+                    out[first + r, at : at + TILE] = tile[r]
+                first += rows
+
+    def floats(x: Any, weight: Any, part: Any, parts: Any, out: Any) -> None:
+        vocab, hidden = weight.shape
+        count = -(-vocab // SCORED_KEYS)
+        for index in range(count * part // parts, count * (part + 1) // parts):
+            at = min(index * SCORED_KEYS, vocab - SCORED_KEYS)
+            for row in range(len(x)):
+                score_float_row(x[row].ctypes.data, weight[at:].ctypes.data, hidden, out[row, at:].ctypes.data)
+
+    def halves(x: Any, weight: Any, part: Any, parts: Any, out: Any) -> None:
+        vocab, hidden = weight.shape
+        given = np.empty((len(x), hidden), weight.dtype)
         for row in range(len(x)):
-            if weight.itemsize == 2:
-                score_row(x[row].ctypes.data, at, hidden, out[row, first:].ctypes.data)
-            else:
-                score_float_row(x[row].ctypes.data, at, hidden, out[row, first:].ctypes.data)
+            put_row(x[row], given[row])
+        count = -(-vocab // SCORED_KEYS)
+        for index in range(count * part // parts, count * (part + 1) // parts):
+            at = min(index * SCORED_KEYS, vocab - SCORED_KEYS)
+            for row in range(len(x)):
+                score_row(given[row].ctypes.data, weight[at:].ctypes.data, hidden, out[row, at:].ctypes.data)
+
+    if isinstance(weight, types.BaseNamedTuple):
+        return tiles
+    return halves if weight.dtype is types.uint16 else floats
+
+
+@njit(nogil=True, cache=True)
+def head_rows(x: Floats, weight: Head, part: int, parts: int, out: Floats) -> None:
+    """This part of the logits of all rows, 16 of the vocabulary at a time; the last ones may come twice."""
+    _head(x, weight, part, parts, out)

@@ -1,10 +1,11 @@
-"""A whole decode step of a dense model as one kernel, with weights in 4 bits or in float32.
+"""A whole decode step of a dense model as one kernel, in bfloat16 or in float32, of weights in 4 bits or float32.
 
 With 4 bits a weight the products of a step take less time than calling them: of 13 ms at one row of 30 layers, 6
-were products, 2 the head and the rest calls; this takes 3 for all layers (at 8 rows 15 for 29). In float32 the time
-is that of reading the weights once, which the library does at two thirds of the memory's speed. Each thread runs
-through all layers on its share of every product, and they meet five times a layer. What all threads need of a row
-(its norm, its rounding to bfloat16) each computes for itself, which costs less than another meeting.
+were products, 2 the head and the rest calls; this takes 3 for all layers (at 8 rows 15 for 29). Weights of float32
+take the time of reading them once, 14 ms, which the library does at two thirds of the memory's speed; those that came
+out of 4 bits are read as such and made the same float32 numbers again on the way, in 4 ms. Each thread runs through
+all layers on its share of every product, and they meet five times a layer. What all threads need of a row (its norm,
+its rounding to bfloat16) each computes for itself, which costs less than another meeting.
 
 Each output is computed in one fixed order from its row alone, so a row's bits depend neither on the rows beside it
 nor on the number of threads.
@@ -26,14 +27,13 @@ from worker.attention_kernels import EVERYTHING
 from worker.cpu_kernels import Floats, Ints, PoolRows, as_array, norm_row, put_row, turn_head
 from worker.cpu_threads import in_parts
 from worker.decode_kernels import attend_head
-from worker.int4 import Int4Linear, Tiles
+from worker.int4 import Int4Linear, Tiles, untiled
 from worker.kv_cache import BLOCK_TOKENS, KVCache
-from worker.linear import Linear
 from worker.meeting import meet
-from worker.models.llama import LlamaModel
-from worker.row_head import RowHead, head_rows
-from worker.tiled_linear import FloatTiles, TiledLinear
-from worker.vector_ops import GROUP, TILE, dense_1, dense_2, dense_4, dense_8, packed_1, packed_2, packed_4
+from worker.models.llama import Layer, LlamaModel
+from worker.product_ops import GROUP, RUN, TILE, dense, exact_4, packed_1, packed_2, packed_4
+from worker.row_head import Head, RowHead, head_rows
+from worker.tiled_linear import FloatTiles, TiledLinear, float_tiles
 
 AnyTiles = Tiles | FloatTiles
 _ROWS = 8  # the most rows that one tile is multiplied with at a time
@@ -54,7 +54,7 @@ class _Weights(NamedTuple):
     k_norms: Floats
     biases: Floats  # [layers, qkv outputs], or [layers, 0]
     norm: Floats  # the last one, [hidden]
-    head: PoolRows  # [vocab, hidden]
+    head: Head
     eps: float
 
 
@@ -75,14 +75,15 @@ class WholeStep:
         layers = model.layers
         self._model = model
         (memory,) = cache.memories
+        self._embedding = as_array(model.embedding)
         self._memory = as_array(memory.flatten(3, 4))  # [layers, 2, kv_heads, tokens, dim]
         norms = [torch.stack((layer.input_norm, layer.post_norm)) for layer in layers]
         heads = [layer.head_norms for layer in layers]
         none = torch.empty(0)
         biases = [none if layer.qkv.bias is None else layer.qkv.bias.float() for layer in layers]
-        qkv, out, gate, up, down = (
-            _stacked([getattr(layer, name) for layer in layers]) for name in ("qkv", "out", "gate", "up", "down")
-        )
+        products = zip(*map(_products, layers), strict=True)
+        (qkv, out, gate, up, down), grown = zip(*map(_stacked, products), strict=True)
+        model.weight_bytes += sum(grown)
         self._weights = _Weights(
             qkv,
             out,
@@ -109,7 +110,10 @@ class WholeStep:
         """Float32 logits [rows, vocab] of one token for each sequence, at position `lengths[i]` of it."""
         model, config = self._model, self._model.config
         rows = len(lengths)
-        x = model.embed(token_ids)
+        # Not by the library, whose threads spin for a while after such a copy, on the cores that are needed next.
+        x = self._embedding[token_ids.numpy()]
+        if x.dtype == np.uint16:
+            x = (x.astype(np.uint32) << 16).view(np.float32)
         places = np.zeros((rows, max(map(len, tables))), dtype=np.int64)
         for row, table in enumerate(tables):
             places[row, : len(table)] = table
@@ -122,25 +126,37 @@ class WholeStep:
             np.empty((rows, config.intermediate_size), np.float32),
             np.zeros(1, np.int64),
         )
-        given = x.numpy(), self._weights, self._memory, places, positions.numpy(), cos.numpy(), sin.numpy(), room
+        given = x, self._weights, self._memory, places, positions.numpy(), cos.numpy(), sin.numpy(), room
         logits = torch.empty(rows, config.vocab_size)
         out = logits.numpy()
         in_parts(torch.get_num_threads(), lambda part, parts: _step(*given, part, parts, out))
         return logits
 
 
-def _stacked(linears: Sequence[Linear]) -> AnyTiles:
-    """The tiles of one product in all layers. The linears then hold views of it, so that nothing is held twice."""
-    found: list[list[Any]] = []
+def _products(layer: Layer) -> list[Int4Linear | TiledLinear]:
+    """Those of a layer in the order of `_Weights`."""
+    linears = [layer.qkv, layer.out, layer.gate, layer.up, layer.down]
+    assert all(isinstance(linear, Int4Linear | TiledLinear) for linear in linears)
+    return linears  # type: ignore[return-value]
+
+
+def _stacked(linears: Sequence[Int4Linear | TiledLinear]) -> tuple[AnyTiles, int]:
+    """The tiles of one product in all layers, and the bytes by which they grew.
+
+    The linears then hold views of them, so that nothing is held twice.
+    """
+    found: list[AnyTiles] = []
     for linear in linears:
-        assert isinstance(linear, Int4Linear | TiledLinear)
         assert linear.tiles is not None
-        found.append(list(linear.tiles))
-    kind = Tiles if isinstance(linears[0], Int4Linear) else FloatTiles
+        found.append(linear.tiles)
+    before = sum(part.nbytes for tiles in found for part in tiles)
+    if len({type(tiles) for tiles in found}) > 1:  # some layer's values do not go into 4 bits
+        found = [float_tiles(untiled(tiles)) if isinstance(tiles, Tiles) else tiles for tiles in found]
+    kind = type(found[0])
     stacked = [np.stack(parts) for parts in zip(*found, strict=True)]
     for layer, linear in enumerate(linears):
-        linear.tiles = kind(*(part[layer] for part in stacked))  # type: ignore[attr-defined]
-    return kind(*stacked)
+        linear.tiles = kind(*(part[layer] for part in stacked))
+    return kind(*stacked), sum(part.nbytes for part in stacked) - before
 
 
 @_kernel
@@ -159,9 +175,10 @@ def _step(
 ) -> None:
     """This thread's share of all layers and of the head; x [rows, hidden] moves on in place."""
     hidden, widest = x.shape[1], max(x.shape[1], room.mixed.shape[1], room.gated.shape[1])
-    given = np.empty((len(x), widest), weights.head.dtype)
+    given = np.empty((len(x), widest), memory.dtype)
     sums = np.empty((len(x), widest // GROUP), np.float32)
-    row = np.empty(hidden, np.float32)
+    normed = np.empty((len(x), hidden), np.float32)
+    row = normed[0]
     tile = np.empty((2, _ROWS, TILE), np.float32)
     eps = np.float32(weights.eps)
     at = room.counter.ctypes.data
@@ -188,8 +205,9 @@ def _step(
         _product(weights.down, layer, given, sums, room.gated.shape[1], part, parts, tile[0], x, True)
         met += parts
         meet(at, met)
-    _norm(x, weights.norm, eps, row, given, sums)
-    head_rows(given, weights.head, part, parts, logits)
+    for r in range(len(x)):
+        norm_row(x[r], weights.norm, eps, np.float32(hidden), normed[r])
+    head_rows(normed, weights.head, part, parts, logits)
 
 
 @_kernel
@@ -231,7 +249,9 @@ def _tile(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any,
 
 @overload(_tile)
 def _tile_of(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
-    def packed(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+    def rounded(
+        matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any
+    ) -> Any:
         levels, scales = matrix.levels[layer, index].ctypes.data, matrix.scales[layer, index].ctypes.data
         groups = size // GROUP
         x, x_bytes = given[first].ctypes.data, given.strides[0]
@@ -246,23 +266,16 @@ def _tile_of(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: A
         packed_1(levels, scales, groups, x, x_bytes, s, s_bytes, out.ctypes.data)
         return 1
 
-    def dense(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
-        values = matrix.values[layer, index].ctypes.data
-        x, x_bytes = given[first].ctypes.data, given.strides[0]
-        left = len(given) - first
-        if left >= 8:
-            dense_8(values, size, x, x_bytes, out.ctypes.data)
-            return 8
-        if left >= 4:
-            dense_4(values, size, x, x_bytes, out.ctypes.data)
-            return 4
-        if left >= 2:
-            dense_2(values, size, x, x_bytes, out.ctypes.data)
-            return 2
-        dense_1(values, size, x, x_bytes, out.ctypes.data)
-        return 1
+    def exact(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+        levels, scales = matrix.levels[layer, index].ctypes.data, matrix.scales[layer, index].ctypes.data
+        return exact_4(levels, scales, size // GROUP, given, first, out.ctypes.data)
 
-    return packed if given.dtype is types.uint16 else dense
+    def wide(matrix: Any, layer: Any, index: Any, given: Any, sums: Any, size: Any, first: Any, out: Any) -> Any:
+        return dense(matrix.values[layer, index].ctypes.data, 0, size // RUN, given, first, out.ctypes.data)
+
+    if matrix.instance_class is FloatTiles:
+        return wide
+    return rounded if given.dtype is types.uint16 else exact
 
 
 @_kernel

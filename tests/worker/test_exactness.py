@@ -26,7 +26,7 @@ from exact_rig import (
 from tiny_models import save_tiny
 from torch import Tensor
 
-from worker.vector_ops import HAS_PAIRS, HAS_WIDE
+from worker.vectors import HAS_PAIRS, HAS_WIDE
 
 HIDDEN = 48
 

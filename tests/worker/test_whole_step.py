@@ -6,12 +6,14 @@ import pytest
 import torch
 from tiny_models import save_tiny
 
+from worker.int4 import Tiles, can_pack, quantize, untiled
 from worker.kv_cache import KVCache
 from worker.model_config import load_config
 from worker.model_runner import ModelRunner
 from worker.models.llama import LlamaModel
 from worker.row_check import RowCounts, check_rows
-from worker.vector_ops import HAS_PAIRS, HAS_WIDE
+from worker.tiled_linear import FloatTiles, float_tiles
+from worker.vectors import HAS_PAIRS, HAS_WIDE
 from worker.weights import iter_weights
 from worker.whole_step import WholeStep
 
@@ -30,7 +32,12 @@ CPU = torch.device("cpu")
 LENGTHS = [0, 1, 31, 32, 70, 7, 12, 20, 2]
 TABLES = [[1], [2], [3], [4, 5], [6, 7, 9], [10], [11], [12], [13]]
 TOKENS = [3, 50, 7, 95, 20, 11, 80, 33, 64]
-KINDS = {"packed": (torch.bfloat16, 0.03), "float32": (torch.float32, 1e-5)}  # and how far the two ways may differ
+# And how far the two ways may differ. The values of the third go into 4 bits and stay what they are.
+KINDS = {"packed": (torch.bfloat16, 0.03), "float32": (torch.float32, 1e-5), "exact": (torch.float32, 1e-5)}
+
+
+def in_four_bits(weight):
+    return quantize(weight, torch.float16).values() if weight.ndim == 2 and can_pack(weight) else weight
 
 
 def runner(path, family, kind="packed", **options) -> ModelRunner:
@@ -41,7 +48,10 @@ def runner(path, family, kind="packed", **options) -> ModelRunner:
     save_tiny(path, family, **(shape | options))
     config = load_config(path)
     dtype, _ = KINDS[kind]
-    model = LlamaModel(config, iter_weights(path, config), dtype, CPU, 256, packed=kind == "packed")
+    weights = iter_weights(path, config)
+    if kind == "exact":
+        weights = ((name, in_four_bits(weight) if ".layers." in name else weight) for name, weight in weights)
+    model = LlamaModel(config, weights, dtype, CPU, 256, packed=kind == "packed")
     return ModelRunner(model, KVCache(config, 16, dtype, CPU), RowCounts((64, 128), (16,), 512, True, True))
 
 
@@ -70,6 +80,25 @@ def test_a_step_computes_what_the_wide_layout_does(tmp_path, family, kind):
     expected = run.cache.memories[0].float()
     assert (stored.float() - expected).abs().max() < near * expected.abs().max()
     assert not torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_go_into_four_bits_give_the_bits_of_their_float32_values(tmp_path, family):
+    run = filled(tmp_path, family, "exact")
+    layers, count = run.model.layers, run.model.weight_bytes
+    assert all(type(layer.qkv.tiles) is Tiles for layer in layers)
+    step = run._whole_step
+    before = run.cache.memories[0].clone()
+    small = step(torch.tensor(TOKENS), TABLES, LENGTHS)
+    run.cache.memories[0].copy_(before)
+    # One layer in float32 is enough: its product must then be of one kind in all of them.
+    for name in ("qkv", "out", "gate", "up", "down"):
+        linear = getattr(layers[1], name)
+        linear.tiles = float_tiles(untiled(linear.tiles))
+    wide = WholeStep.of(run.model, run.cache)
+    assert all(type(layer.down.tiles) is FloatTiles for layer in layers)
+    assert run.model.weight_bytes > count
+    assert torch.equal(wide(torch.tensor(TOKENS), TABLES, LENGTHS), small)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -88,8 +88,9 @@ class Decoder(ABC, Generic[LayerT]):
         kept = self.embedding if head is embedding else head.to(device=self.device, dtype=self.dtype)
         self.head: Linear | RowHead
         if RowHead.takes(kept):
-            self.head = RowHead(kept)
-            self.weight_bytes += 0 if head is embedding else kept.numel() * kept.element_size()
+            self.head = RowHead(head, kept)
+            shared = head is embedding or self.head.own_bytes
+            self.weight_bytes += self.head.own_bytes + (0 if shared else kept.numel() * kept.element_size())
         else:
             self.head = self.unpacked(head)
         self.load_top(top)

@@ -16,8 +16,9 @@ from worker.models.decoder import Decoder
 from worker.models.interface import Attend as Attend
 from worker.models.interface import Recur
 from worker.norm import rms_norm
+from worker.product_ops import GROUP
 from worker.rope import Rotary
-from worker.vector_ops import GROUP, HAS_PAIRS, HAS_WIDE
+from worker.vectors import HAS_PAIRS, HAS_WIDE
 
 _MOST_TWICE = 2 << 30  # bytes of float32 layers that are held in two layouts, for decode and for prefill
 
