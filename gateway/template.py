@@ -8,6 +8,7 @@ whatever the template trims. Loops whose output is captured (macros, set and fil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,12 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.template_env import build_environment
+from gateway.template_env import TemplateTooSlow, build_environment
 from protocol.errors import SettingsError
 
 _ENTER, _LEAVE, _OWNED = "prefixd_enter_message", "prefixd_leave_messages", "prefixd_owners"
+_TICK = "prefixd_tick"
+MAX_RENDER_SECONDS = 10.0  # of one render; a conversation of a thousand messages takes some hundredths of one
 _CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
 _SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
 NOBODY = -1  # owner of text that no message's iteration wrote
@@ -46,16 +49,20 @@ class Rendered:
 class ChatTemplate:
     """One compiled template. Immutable and safe to use from several threads at once."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], *, max_seconds: float = MAX_RENDER_SECONDS
+    ) -> None:
         """`special_tokens` are the variables such as `bos_token`. Raises `SettingsError` for a bad template."""
         self.source = source
+        self._max_seconds = max_seconds
         self._variables = special_tokens
         environment = build_environment()
-        environment.filters |= {_ENTER: _entered, _LEAVE: _left}
+        environment.filters |= {_ENTER: _entered, _LEAVE: _left, _TICK: _ticked}
         try:
             tree = environment.parse(source)
             self._names, self.looked_for = _vocabulary(tree)
             _report_loops(tree, environment)
+            _tick_elsewhere(tree, environment)
             self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
         except TemplateSyntaxError as error:
             raise SettingsError(f"chat_template: line {error.lineno}: {error.message}") from error
@@ -75,9 +82,10 @@ class ChatTemplate:
     ) -> Rendered:
         """Render; `reply` adds the generation prompt, `owners` are the messages' indices if not 0, 1, 2 and so on.
 
-        Raises what the template raises.
+        Raises what the template raises, and `TemplateTooSlow`.
         """
-        owned = _Owners(messages, range(len(messages)) if owners is None else owners)
+        deadline = time.monotonic() + self._max_seconds
+        owned = _Owners(messages, range(len(messages)) if owners is None else owners, deadline)
         context = self._variables | (extra or {})
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         context[_OWNED] = owned
@@ -90,19 +98,29 @@ class ChatTemplate:
 
 
 class _Owners:
-    """Follows which message a render is busy with. Loops may nest; an inner one hides the outer until it ends."""
+    """Follows which message a render is busy with. Loops may nest; an inner one hides the outer until it ends.
 
-    def __init__(self, messages: Sequence[dict[str, Any]], owners: Sequence[int]) -> None:
+    Every round of a loop and every call of a macro asks whether the render has had its time.
+    """
+
+    def __init__(self, messages: Sequence[dict[str, Any]], owners: Sequence[int], deadline: float) -> None:
+        self._deadline = deadline
         self._index = {id(m): owner for m, owner in zip(messages, owners, strict=True) if owner != NOBODY}
         self._stack: list[tuple[int, int]] = []  # (loop, owner)
         self._spans: list[tuple[int, int]] = []  # (owner, length)
 
     def enter(self, loop: int, item: object) -> str:
         """A loop starts an iteration over `item`; items that are no message change nothing."""
+        self.tick()
         owner = self._index.get(id(item))
         if owner is not None:
             self.leave(loop)
             self._stack.append((loop, owner))
+        return ""
+
+    def tick(self) -> str:
+        if time.monotonic() > self._deadline:
+            raise TemplateTooSlow("it takes too long")
         return ""
 
     def leave(self, loop: int) -> str:
@@ -155,6 +173,19 @@ def _report_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironme
     tree.set_environment(environment)
 
 
+def _tick_elsewhere(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> None:
+    """Have the loops that report nothing, and macros, ask for the time."""
+    bodies = [loop.body for loop in tree.find_all(nodes.For)] + [
+        macro.body for macro in tree.find_all(nodes.Macro)
+    ]
+    for body in bodies:
+        match body:
+            case [nodes.Output(nodes=[nodes.Filter(name=name)]), *_] if name == _ENTER:
+                continue
+        body.insert(0, _report(_TICK, nodes.Const("", lineno=body[0].lineno if body else 0), []))
+    tree.set_environment(environment)
+
+
 def _item(loop: nodes.For) -> nodes.Expr | None:
     """The expression for what an iteration is about: the target, or `list[target]` in a loop over an index."""
     if not isinstance(loop.target, nodes.Name):
@@ -191,6 +222,12 @@ def _entered(context: Context, item: object, loop: int) -> str:
 def _left(context: Context, loop: int) -> str:
     owned: _Owners = context.parent[_OWNED]
     return owned.leave(loop)
+
+
+@pass_context
+def _ticked(context: Context, _: object) -> str:
+    owned: _Owners = context.parent[_OWNED]
+    return owned.tick()
 
 
 def _vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:

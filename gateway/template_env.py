@@ -21,6 +21,10 @@ class TemplateRefusal(TemplateError):
     """The template itself called `raise_exception`: the conversation is one it does not take."""
 
 
+class TemplateTooSlow(RuntimeError):
+    """A render took longer than any real conversation needs."""
+
+
 class GenerationTag(Extension):
     """`{% generation %}` marks training targets; its body is rendered as if the tag were not there."""
 
@@ -36,8 +40,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     namespaces, loops, methods of text.
 
     Nothing that the sandbox refuses or wraps goes this way: no private names, and no `format`, which it gives out
-    as a function of its own.
+    as a function of its own. Products and powers are refused where one of them alone would take for ever.
     """
+
+    intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -61,7 +67,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             return __obj(*args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= _MAX_BASE and abs(right) <= _MAX_EXPONENT):
+            raise TemplateRefusal("a power is out of bounds")
+        if operator == "*":
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(repeated, str | list | tuple) and len(repeated) * times > _MAX_REPEATED:
+                    raise TemplateRefusal("a product is out of bounds")
+        return super().call_binop(context, operator, left, right)
 
+
+_MAX_BASE, _MAX_EXPONENT = 1 << 32, 256
+_MAX_REPEATED = 1 << 20  # characters or items
 _DICT_NAMES = frozenset(dir(dict))
 _STR_METHODS = frozenset(
     ("startswith", "endswith", "split", "rsplit", "strip", "lstrip", "rstrip", "replace", "find", "lower", "upper")

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.boundaries import Cut, merge, message_ends, with_interior
 from gateway.template import NOBODY, ChatTemplate, Span
-from gateway.template_env import TemplateRefusal
+from gateway.template_env import TemplateRefusal, TemplateTooSlow
 from gateway.template_probe import learn
 from gateway.text_memory import common_prefix
 from protocol.errors import SettingsError
@@ -121,3 +121,34 @@ def test_a_broken_template_is_refused_at_load():
         learn(ChatTemplate("{{ nothing.here.at_all }}", {}))
     with pytest.raises(SettingsError, match="does not appear"):
         learn(ChatTemplate("constant", {}))
+
+
+HOSTILE = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "loops in a macro": "{% macro m() %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endmacro %}{{ m() }}",
+    "macros that call themselves twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}"
+    "{% endmacro %}{{ m(60) }}",
+    "loops captured": "{% set x %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endset %}",
+    "a loop that is filtered": "{% filter upper %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endfilter %}",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_render_that_does_not_end_is_ended(source):
+    template = ChatTemplate(source, {}, max_seconds=0.05)
+    with pytest.raises(TemplateTooSlow):
+        template.render([{"role": "user", "content": "hi"}], None, reply=True)
+
+
+@pytest.mark.parametrize("source", ["{{ 9 ** 9 ** 9 }}", "{{ 'x' * 10 ** 12 }}", "{{ 10 ** 12 * [1] }}"])
+def test_one_operation_that_would_take_for_ever_is_refused(source):
+    with pytest.raises(TemplateRefusal, match="out of bounds"):
+        ChatTemplate(source, {}).render([], None, reply=True)
+
+
+def test_products_and_powers_of_ordinary_size_are_as_ever():
+    source = "{{ '=' * 80 }}{{ 3 * [1] }}{{ 2 ** 16 }}{{ 2 * 3.5 }}"
+    assert ChatTemplate(source, {}).render([], None, reply=True).text == "=" * 80 + "[1, 1, 1]" + "65536" + "7.0"
