@@ -31,7 +31,7 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
     def read() -> tuple[MessagesParams, Conversation, Prompt, str | None]:
         params, conversation, demand = _read(gateway, body, to_count=False)
         prompt = gateway.maker.chat(conversation, model, tenant)
-        grammar = gateway.readers.grammar(conversation, prompt, demand, calls=params.calls)
+        grammar = gateway.readers.grammar(conversation, prompt, demand, calls=params.calls, many=params.many_calls)
         return params, conversation, prompt, grammar
 
     with gateway.metrics.tokenize.time():

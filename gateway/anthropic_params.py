@@ -66,6 +66,11 @@ class MessagesParams(CommonParams):
         """At most one of them, once."""
         return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use is True
 
+    @property
+    def many_calls(self) -> bool:
+        """Several are asked for where one must come."""
+        return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use is False
+
     def demand(self, tools: object) -> Demand | None:
         """What form the answer must have."""
         choice = self.tool_choice

@@ -87,7 +87,9 @@ def _read(
         demand = params.demand(fields.get("tools"))
         prompt = maker.chat(conversation, model, tenant)
         calls = params.tool_choice != "none"
-        grammar = gateway.readers.grammar(conversation, prompt, demand, calls=calls)
+        grammar = gateway.readers.grammar(
+            conversation, prompt, demand, calls=calls, many=params.parallel_tool_calls is True
+        )
         return params, [prompt], conversation, grammar
     assert isinstance(params, CompletionParams)
     given = _prompts(fields.get("prompt"), maker.tokenizer.vocab_size)

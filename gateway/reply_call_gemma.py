@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.reply_calls import MAX_NAME, Calls
 from gateway.reply_scanner import Markers, Scanner, Steps
 
-_QUOTE = '<|"|>'
-_QUOTES = Markers((_QUOTE,))
+QUOTE = '<|"|>'
+_QUOTES = Markers((QUOTE,))
 _BARE_WORD = re.compile(r"[^\s,:{}\[\]\"<]*")
 _NUMBER_OR_LITERAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null")
+_NONE = "None"  # templates write null so
 _STRUCTURE = "{}[]:,"
 
 
@@ -22,7 +24,7 @@ class GemmaNotation:
 
     openers: tuple[str, ...] = ("<|tool_call>",)
     closers: tuple[str, ...] = ("<tool_call|>",)
-    inner: tuple[str, ...] = (_QUOTE,)
+    inner: tuple[str, ...] = (QUOTE,)
     bare: bool = False
 
     def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
@@ -57,13 +59,13 @@ class GemmaNotation:
                 scanner.drop()
                 if not depth:
                     return
-            elif (yield from scanner.take(_QUOTE)):
+            elif (yield from scanner.take(QUOTE)):
                 yield calls.arguments('"')
                 yield from self._text(scanner, calls)
             elif following == '"':
                 yield from calls.object(scanner)
             elif following == "<":
-                scanner.drop_half(_QUOTE)
+                scanner.drop_half(QUOTE)
                 return
             else:
                 yield from self._word(scanner, calls)
@@ -93,6 +95,25 @@ class GemmaNotation:
         word = scanner.text[scanner.at : end]
         scanner.at = end
         is_key = (yield from scanner.skip()) == ":"
+        if word == _NONE and not is_key:
+            word = "null"
         literal = not is_key and _NUMBER_OR_LITERAL.fullmatch(word)
         yield calls.arguments(word if literal else json.dumps(word, ensure_ascii=False))
         scanner.drop()
+
+
+def bare_key(key: str) -> str:
+    """A key as it is written: between quotes only where it could not be told from structure."""
+    return key if key and _BARE_WORD.fullmatch(key) else QUOTE + key + QUOTE
+
+
+def bare_text(value: Any) -> str:
+    """A JSON value in this notation. No string in it may hold the token for quotes."""
+    match value:
+        case str():
+            return QUOTE + value + QUOTE
+        case dict():
+            return "{" + ",".join(f"{bare_key(key)}:{bare_text(item)}" for key, item in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(bare_text, value)) + "]"
+    return json.dumps(value)

@@ -18,7 +18,8 @@ class NamedNotation:
     """`call` header `arguments` JSON `end`, in a section or not.
 
     The header holds the name: group 1 of `name`, a regular expression that matches all of it. `arguments` may be left
-    out by the model where its JSON begins at once. `lists`: a section may also be a list of JSON calls.
+    out by the model where its JSON begins at once. `lists`: a section may also be a list of JSON calls. `also` are
+    further spellings of what stands before and behind the name, which templates do not write but models do.
     """
 
     call: str
@@ -28,6 +29,7 @@ class NamedNotation:
     section_open: str = ""
     section_end: str = ""
     lists: bool = False
+    also: tuple[tuple[str, str], ...] = ()
     bare: bool = False
 
     @property

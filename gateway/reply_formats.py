@@ -72,7 +72,12 @@ NOTATIONS: Mapping[str, Notation] = {
         "<|tool_calls|>",
     ),
     "functionary": NamedNotation("<function=", r"(.+)", ">", "</function>"),
-    "harmony": NamedNotation("to=functions.", r"([^<\s]+).*", "<|message|>"),
+    "harmony": NamedNotation(
+        "to=functions.",
+        r"([^<\s]+).*",
+        "<|message|>",
+        also=(("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),),
+    ),
     "apertus": JsonNotation(("<|tools_prefix|>",), ("<|tools_suffix|>",), keyed=True),
     "cohere": JsonNotation(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
     "command_r": JsonNotation(("Action:\n```json",), ("```",)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from gateway.call_layout import find_layout
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.grammar import Demand, Reasoning, answer_grammar
+from gateway.layout_probe import find_layout
 from gateway.prompts import Prompt, PromptMaker
 from gateway.reply import ReplyParser, ReplyReader
 from gateway.reply_calls import Calls
@@ -27,8 +27,9 @@ class ReplyReaders:
             id(renderer): _chosen(find_formats(renderer), settings) for renderer in maker.renderers.values()
         }
         self._layouts = {
-            id(renderer): find_layout(renderer, NOTATIONS.get(self._formats[id(renderer)].calls))
+            id(renderer): find_layout(renderer, NOTATIONS.get(found.calls), THINKINGS.get(found.reasoning))
             for renderer in maker.renderers.values()
+            for found in (self._formats[id(renderer)],)
         }
         for formats in sorted(set(self._formats.values())):
             _log.info("answers are read with calls as %s and reasoning as %s", formats.calls, formats.reasoning)
@@ -54,11 +55,18 @@ class ReplyReaders:
         return ReplyReader(parser, self._maker.token_bytes.special_in(markers(notation, thinking)))
 
     def grammar(
-        self, conversation: Conversation, prompt: Prompt, demand: Demand | None, *, calls: bool
+        self,
+        conversation: Conversation,
+        prompt: Prompt,
+        demand: Demand | None,
+        *,
+        calls: bool,
+        many: bool = False,
     ) -> str | None:
         """The grammar of answers to `demand`; `calls`: where it is for JSON, a tool may be called instead.
 
-        Raises `RequestError` naming its field, where such answers cannot be forced.
+        Where it is for a call, `many` may come. Raises `RequestError` naming its field, where such answers cannot be
+        forced.
         """
         if demand is None:
             return None
@@ -66,20 +74,22 @@ class ReplyReaders:
         thinking = THINKINGS.get(formats.reasoning)
         if conversation.continues:
             raise demand.refused("an answer that goes on from the last message cannot be forced into a form")
-        # What is silent stands around text; a call alone has none around it, where it has a place of its own.
-        if thinking is not None and thinking.silent and (thinking.anywhere or demand.schema is not None):
-            raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
         layout = self._layouts[id(self._maker.renderer(conversation))]
         tools = conversation.callable_tools if calls or demand.schema is None else ()
         if demand.schema is None:
             tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
             if not tools:
                 raise demand.refused("there is no such tool" if demand.tool else "there are no tools to call")
-            if layout is None:
+            if not layout.calls:
                 raise demand.refused(f"calls in the notation of this model ({formats.calls}) cannot be forced")
+        elif layout.said is None:
+            raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
         reasoning = None if thinking is None else _reasoning(thinking, _opening(conversation, prompt))
+        if thinking is not None and thinking.anywhere and layout.resumed is None:
+            reasoning = None  # what parts it from an answer is not known
         self._maker.vocabulary  # noqa: B018 (made here, on a thread, and not where it is sent)
-        return answer_grammar(demand, tools, layout, reasoning, self._maker.token_bytes.split)
+        split = self._maker.token_bytes.split
+        return answer_grammar(demand, tools, layout, reasoning, split, many=many)
 
 
 def _opening(conversation: Conversation, prompt: Prompt) -> str:

@@ -81,5 +81,7 @@ def _read(gateway: Gateway, model: ModelInfo, body: bytes, tenant: Tenant) -> _R
         raise
     demand = params.demand(fields.get("tools"))
     calls = params.tool_choice != "none"
-    grammar = gateway.readers.grammar(conversation, prompt, demand, calls=calls)
+    grammar = gateway.readers.grammar(
+        conversation, prompt, demand, calls=calls, many=params.parallel_tool_calls is True
+    )
     return _Read(params, tools, conversation, prompt, grammar)

@@ -8,24 +8,27 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from test_reply_templates import FORMATS, NAMES, OURS, WRITTEN_BY_US, needs_templates, renderer
 
-from gateway.call_layout import CallLayout, Tags, find_layout
+from gateway.call_layout import Again, AnswerLayout, Bare, CallLayout, Tags
 from gateway.grammar import Demand, Reasoning, answer_grammar
+from gateway.layout_probe import find_layout
 from gateway.reply import Reply
 from gateway.reply_calls import Calls
-from gateway.reply_formats import NOTATIONS
+from gateway.reply_formats import NOTATIONS, THINKINGS
 from gateway.reply_parser import StreamParser
 from protocol.errors import RequestError
 
 END, MARK = 256, 257
 FORCED = "tool_choice"
-JSON = CallLayout('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+JSON = CallLayout(
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    again=Again('}\n{"name": "', '", "arguments": '),
+)
 TAGS = CallLayout("<call=", ">\n", "</call>", Tags("<arg=", ">\n", "\n</arg>\n"))
-# Templates whose calls cannot be forced: keys without quotes, an id in front of the name, or a call that is a channel.
-UNKNOWN = {
-    "openai-gpt-oss-120b",
-    "upstage-Solar-Open-100B",
-    "gemma",
-}
+BARE = CallLayout("<call>", "", "</call>", Bare('<|"|>', ordered=False))
+# Templates that write one call and no second, or not a third as the second.
+SINGLE = {"deepseek-ai-DeepSeek-V3", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"}
 CALLING = [name for name in [*NAMES, *OURS] if name in OURS or FORMATS.get(name, WRITTEN_BY_US)[0] != "none"]
 
 
@@ -49,6 +52,10 @@ def pieces(text: str) -> list[int | str]:
     return [piece for piece in (before, MARK if found else "", after) if piece != ""]
 
 
+def no_special(text: str) -> list[int | str]:
+    return [text] if text else []
+
+
 def accepts(grammar: str, text: str) -> bool:
     """Whether a text can be an answer, and the answer ends there."""
     matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
@@ -70,26 +77,31 @@ LOOKUP = tool(required=("q",), q={"type": "string"}, n={"type": "integer"}, on={
 
 
 def forced(layout: CallLayout, *tools: dict[str, Any], reasoning: Reasoning | None = None, **demand: Any) -> str:
-    return answer_grammar(Demand(FORCED, **demand), tools, layout, reasoning, pieces)
+    return answer_grammar(Demand(FORCED, **demand), tools, AnswerLayout((layout,)), reasoning, pieces)
 
 
 @needs_templates
 @pytest.mark.parametrize("name", CALLING)
-def test_a_forced_call_is_spelled_as_the_template_spells_it_and_read_as_a_call(name: str):
-    notation = NOTATIONS[(OURS[name][1] if name in OURS else FORMATS.get(name, WRITTEN_BY_US))[0]]
-    layout = find_layout(renderer(name), notation)
-    assert (layout is None) == (name in UNKNOWN)
-    if layout is None:
-        return
-    arguments = {"q": "größe\n", "n": 3}
-    text = layout.written("lookup", arguments)
-    grammar = answer_grammar(Demand(FORCED), [LOOKUP], layout, None, lambda text: [text] if text else [])
-    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
-    assert matcher.consume_tokens(list(text.encode()))
-    assert matcher.is_accepting()
-    parser = StreamParser(None, notation, Calls((LOOKUP,)), inside=False, one_call=False)
-    reply = Reply.of([*parser.feed(text), *parser.finish()])
-    assert [(call.name, call.value()) for call in reply.calls] == [("lookup", arguments)]
+def test_forced_calls_are_spelled_as_the_template_spells_them_and_read_as_calls(name: str):
+    calls, reasoning = OURS[name][1] if name in OURS else FORMATS.get(name, WRITTEN_BY_US)
+    notation, thinking = NOTATIONS[calls], THINKINGS.get(reasoning)
+    layouts = find_layout(renderer(name), notation, thinking)
+    assert layouts.calls
+    assert (layouts.calls[0].again is None) == (name in SINGLE)
+    grammar = answer_grammar(Demand(FORCED), [LOOKUP], layouts, None, no_special, many=True)
+    single = answer_grammar(Demand(FORCED), [LOOKUP], layouts, None, no_special)
+    for layout in layouts.calls:
+        for count in (1, 3) if layout.again else (1,):
+            arguments = [{"q": "größe\n", "n": 3}, {"q": ""}, {"q": "x", "on": True}][:count]
+            text = layout.written(*(("lookup", each) for each in arguments))
+            matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+            assert matcher.consume_tokens(list(text.encode()))
+            assert matcher.is_accepting()
+            assert accepts(single, text) == (count == 1)
+            parser = StreamParser(thinking, notation, Calls((LOOKUP,)), inside=False, one_call=False)
+            reply = Reply.of([*parser.feed(text), *parser.finish()])
+            assert [(call.name, call.value()) for call in reply.calls] == [("lookup", each) for each in arguments]
+            assert (reply.text, reply.reasoning) == ("", "")
 
 
 def test_json_arguments_follow_the_schema():
@@ -101,21 +113,34 @@ def test_json_arguments_follow_the_schema():
         ({"q": 3}, False),
         ({"q": "x", "other": 1}, False),
     ):
-        assert accepts(grammar, JSON.written("lookup", arguments)) == fits, arguments
+        assert accepts(grammar, JSON.written(("lookup", arguments))) == fits, arguments
     assert not accepts(grammar, "I cannot.")
-    assert not accepts(grammar, JSON.written("other", {"q": "x"}))
-    assert not accepts(grammar, JSON.written("lookup", {"q": "x"}) * 2)
+    assert not accepts(grammar, JSON.written(("other", {"q": "x"})))
+    assert not accepts(grammar, JSON.written(("lookup", {"q": "x"})) * 2)
+
+
+def test_several_calls_may_come_where_they_are_allowed():
+    several = JSON.written(("lookup", {"q": "x"}), ("stop", {}), ("lookup", {"q": "y"}))
+    tools = (LOOKUP, tool("stop"))
+    layout = AnswerLayout((JSON,))
+    many = answer_grammar(Demand(FORCED), tools, layout, None, pieces, many=True)
+    assert accepts(many, several)
+    assert accepts(many, JSON.written(("stop", {})))
+    assert not accepts(many, JSON.written(*[("stop", {})] * 40))
+    assert not accepts(forced(JSON, *tools), several)
+    named = answer_grammar(Demand(FORCED, tool="lookup"), (LOOKUP,), layout, None, pieces, many=True)
+    assert not accepts(named, JSON.written(*[("lookup", {"q": "x"})] * 2))
 
 
 def test_any_of_the_tools_may_be_called():
     grammar = forced(JSON, LOOKUP, tool("stop"))
-    assert accepts(grammar, JSON.written("lookup", {"q": "x"}))
-    assert accepts(grammar, JSON.written("stop", {}))
+    assert accepts(grammar, JSON.written(("lookup", {"q": "x"})))
+    assert accepts(grammar, JSON.written(("stop", {})))
 
 
 def test_blanks_in_json_have_an_end():
     grammar = forced(JSON, LOOKUP)
-    tight = JSON.written("lookup", {"q": "x"})
+    tight = JSON.written(("lookup", {"q": "x"}))
     assert accepts(grammar, tight.replace('"x"', ' \n\t"x"'))
     assert not accepts(grammar, tight.replace('"x"', " " * 100 + '"x"'))
 
@@ -146,12 +171,12 @@ def test_tagged_arguments_follow_the_schema():
         ({"q": "x", "kind": "one", "n": "many"}, False),
         ({"q": "x", "kind": "one", "where": {"y": 1}}, False),
     ):
-        assert accepts(grammar, TAGS.written("lookup", arguments)) == fits, arguments
+        assert accepts(grammar, TAGS.written(("lookup", arguments))) == fits, arguments
 
 
 def test_reasoning_that_was_opened_must_end_first():
     grammar = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "</think>", True))
-    call = JSON.written("lookup", {"q": "x"})
+    call = JSON.written(("lookup", {"q": "x"}))
     assert accepts(grammar, f"Hm.\n<tool_call> or </thin?\n</think>\n\n{call}")
     assert accepts(grammar, f"</think>{call}")
     assert not accepts(grammar, call)
@@ -160,7 +185,7 @@ def test_reasoning_that_was_opened_must_end_first():
 
 def test_reasoning_that_may_come_can_be_left_out():
     grammar = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "</think>", False))
-    call = JSON.written("lookup", {"q": "x"})
+    call = JSON.written(("lookup", {"q": "x"}))
     assert accepts(grammar, call)
     assert accepts(grammar, f"<think>Hm.</think>\n{call}")
     assert not accepts(grammar, f"Hm.</think>\n{call}")
@@ -170,21 +195,23 @@ def test_special_tokens_are_asked_for_by_their_ids():
     matcher = LLMatcher(TOKENIZER, forced(CallLayout("<mark>", ":", ""), LOOKUP), log_level=0)
     assert [token for token, value in enumerate(matcher.compute_logit_bias()) if value] == [MARK]
     ended = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "<mark>", True))
-    assert accepts(ended, "Hm.<mark>" + JSON.written("lookup", {"q": "x"}))
-    assert not accepts(ended, "Hm." + JSON.written("lookup", {"q": "x"}))
+    assert accepts(ended, "Hm.<mark>" + JSON.written(("lookup", {"q": "x"})))
+    assert not accepts(ended, "Hm." + JSON.written(("lookup", {"q": "x"})))
 
 
 def test_json_may_be_answered_or_a_tool_called():
-    grammar = answer_grammar(Demand("f", {"type": "array"}), [LOOKUP], JSON, None, pieces)
+    grammar = answer_grammar(Demand("f", {"type": "array"}), [LOOKUP], AnswerLayout((JSON,)), None, pieces)
     assert accepts(grammar, "[1, 2]")
-    assert accepts(grammar, JSON.written("lookup", {"q": "x"}))
-    assert not accepts(answer_grammar(Demand("f", {"type": "array"}), (), JSON, None, pieces), "{}")
+    assert accepts(grammar, JSON.written(("lookup", {"q": "x"})))
+    assert not accepts(
+        answer_grammar(Demand("f", {"type": "array"}), (), AnswerLayout((JSON,)), None, pieces), "{}"
+    )
 
 
 @pytest.mark.parametrize("layout", [JSON, TAGS])
 def test_a_strict_tool_is_followed_or_refused(layout: CallLayout):
     odd = tool(required=("q",), q={"type": "integer", "not": {"const": 3}})
-    assert accepts(forced(layout, odd), layout.written("lookup", {"q": 4}))
+    assert accepts(forced(layout, odd), layout.written(("lookup", {"q": 4})))
     with pytest.raises(RequestError, match=r"tool_choice: the parameters of 'lookup'.*not") as refused:
         forced(layout, odd, strict=frozenset({"lookup"}))
     assert refused.value.param == FORCED
@@ -195,7 +222,7 @@ def test_strings_without_quotes_can_have_no_rules_of_their_own():
         forced(TAGS, tool(q={"type": "string", "maxLength": 3}), strict=frozenset({"lookup"}))
     assert accepts(
         forced(JSON, tool(q={"type": "string", "maxLength": 3}), strict=frozenset({"lookup"})),
-        JSON.written("lookup", {"q": "abc"}),
+        JSON.written(("lookup", {"q": "abc"})),
     )
 
 
@@ -211,6 +238,6 @@ def test_strings_without_quotes_can_have_no_rules_of_their_own():
 )
 def test_a_schema_that_cannot_be_followed_says_why(schema: dict[str, Any], reason: str):
     with pytest.raises(RequestError, match=reason) as refused:
-        answer_grammar(Demand("response_format", schema), (), None, None, pieces)
+        answer_grammar(Demand("response_format", schema), (), AnswerLayout(), None, pieces)
     assert refused.value.param == "response_format"
     assert len(str(refused.value)) < 500

@@ -94,6 +94,26 @@ async def test_a_forced_call_has_a_grammar(served: Served, worker: FakeWorker, p
     assert not fits(worker, JSON_TEXT)
 
 
+@pytest.mark.parametrize(
+    ("index", "wish"),
+    [
+        (0, {"parallel_tool_calls": True}),
+        (3, {"parallel_tool_calls": True}),
+        (5, {"tool_choice": {"type": "any", "disable_parallel_tool_use": False}}),
+    ],
+)
+async def test_more_calls_than_one_must_be_asked_for(
+    served: Served, worker: FakeWorker, index: int, wish: dict[str, Any]
+):
+    path, body = CALLS[index]
+    two = f"{ONE}\n{ONE}"
+    for extra, fitting in (({}, False), (wish, True)):
+        worker.script = say(two)
+        response = await served.post(path, body | extra)
+        assert (await response.text()).replace("\\", "").replace(" ", "").count('"q":"größe') == 2
+        assert (fits(worker, ONE), fits(worker, two)) == (True, fitting)
+
+
 @pytest.mark.parametrize(("path", "body"), SCHEMAS)
 async def test_json_has_a_grammar(served: Served, worker: FakeWorker, path: str, body: dict[str, Any]):
     worker.script = say(JSON_TEXT)

@@ -128,7 +128,7 @@ def arguments() -> st.SearchStrategy[dict[str, Any]]:
     word = st.text(alphabet="aZ é日😀\"'\\{}[]:,.\n\t-1", max_size=20)
     values = {
         "q": word,
-        "n": st.integers(-(10**20), 10**20),
+        "n": st.integers(-(1 << 63), (1 << 64) - 1),
         "x": st.floats(allow_nan=False, allow_infinity=False),
         "on": st.booleans(),
         "list": st.lists(st.one_of(st.integers(), st.booleans()), max_size=3),
