@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := $(VENV)/clients
-SOURCES := protocol gateway worker cachectl deploy tests
+SOURCES := protocol gateway worker cachectl deploy tests conftest.py
 # Where install-app puts the program, and install-system the rest. A package is made with DESTDIR and PREFIX=/usr.
 APP ?= /opt/prefixd
 PREFIX ?= /usr/local
@@ -24,7 +24,7 @@ run: setup ## fetch the default model and serve it on 127.0.0.1:8080
 
 test: setup-test ## run the test suite
 	$(BIN)/prefixd fetch
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 test-clients: setup-test $(CLIENTS)/.installed ## drive real agents against the daemon; needs npm and 2 GB
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
@@ -76,7 +76,7 @@ install-system: ## install units, settings, manual, completion and examples; nee
 	fi
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
