@@ -99,23 +99,20 @@ def _generate(
     return Generate(request_id, prompt.token_ids, prompt.boundaries, sampling, cache_prompt=caches)
 
 
-def model_list(names: Sequence[str], max_model_len: int | None) -> dict[str, Any]:
+def model_list(names: Sequence[str], created: int, max_model_len: int | None) -> dict[str, Any]:
     """The body of `/v1/models` for Anthropic's clients."""
-    models = [model_entry(name, max_model_len) for name in names]
+    models = [model_entry(name, created, max_model_len) for name in names]
     return {"data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
-def model_entry(name: str, max_model_len: int | None) -> dict[str, Any]:
+def model_entry(name: str, created: int, max_model_len: int | None) -> dict[str, Any]:
     """The body of `/v1/models/{id}` for Anthropic's clients. Prompt and answer share one context."""
     return {
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": _STARTED,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(timespec="seconds"),
         "lifecycle": "active",
         "max_input_tokens": max_model_len,
         "max_tokens": max_model_len,
     }
-
-
-_STARTED = datetime.now(UTC).isoformat(timespec="seconds")

@@ -91,9 +91,8 @@ class _Routes:
         return _json({"phase": beat.phase if beat else "unreachable", "detail": reason}, 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """This process's metrics, and the worker's if it answers."""
-        worker = await asyncio.to_thread(self._worker_metrics)
-        body = self._gateway.metrics.exposition() + worker
+        """The metrics of all gateways, and the worker's if it answers."""
+        body = await asyncio.to_thread(lambda: self._gateway.metrics.exposition() + self._worker_metrics())
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def openapi(self, request: web.Request) -> web.Response:
@@ -101,14 +100,14 @@ class _Routes:
 
     async def models(self, request: web.Request) -> web.Response:
         shapes = anthropic_api if _speaks_anthropic(request) else openai_api
-        return _json(shapes.model_list(self._gateway.model_names, self._context()))
+        return _json(shapes.model_list(self._gateway.model_names, self._gateway.model_created, self._context()))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         if name not in self._gateway.model_names:
             raise openai_api.unknown_model(name)
         shapes = anthropic_api if _speaks_anthropic(request) else openai_api
-        return _json(shapes.model_entry(name, self._context()))
+        return _json(shapes.model_entry(name, self._gateway.model_created, self._context()))
 
     def api(self, serve: _Api) -> Handler:
         """A handler that reads the body and has the worker's help."""

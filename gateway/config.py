@@ -39,6 +39,15 @@ ReasoningFormat = Literal[
 ]
 
 
+class ServeSettings(ProcessSettings):
+    """What `prefixd serve` needs to know beside the settings of the processes that it starts."""
+
+    gateways: int = Field(1, ge=1, le=64, description="gateway processes that share the port")
+    hung_seconds: float = Field(
+        15.0, ge=2, description="silence after which a process that was ready counts as hung and is started again"
+    )
+
+
 class GatewaySettings(ProcessSettings):
     """What the HTTP side needs to know before it starts."""
 

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
-from aiohttp import web
 
 from gateway.app import build_runner
 from gateway.config import GatewaySettings
+from gateway.health import SERVING
 from gateway.model_files import load_model_files
+from gateway.ports import listen
 from gateway.prompts import PromptMaker
 from gateway.service import Gateway
 from gateway.worker_client import WorkerClient
@@ -26,7 +27,7 @@ from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
 from protocol.settings import load_settings
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-STATUS_SECONDS = 1.0  # between two looks at the worker for the service manager
+STATUS_SECONDS = 0.2  # between two looks at the worker for the service manager
 
 _log = logging.getLogger("prefixd.gateway")
 
@@ -77,8 +78,7 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
     await client.start()
     try:
         await runner.setup()
-        site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
+        await listen(runner, settings.host, settings.port, gateway.metrics.seat)
         _log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port, *_ in runner.addresses))
         notifier.ready(_status(client))
         watched = [asyncio.create_task(_keep_telling(notifier, client, stop))]
@@ -104,7 +104,7 @@ async def _keep_telling(notifier: Notifier, client: WorkerClient, stop: asyncio.
 
 
 def _status(client: WorkerClient) -> str:
-    return client.why_not_ready() or "serving"
+    return client.why_not_ready() or SERVING
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Prometheus metrics of the gateway. The worker has its own; `/metrics` shows both."""
+"""Prometheus metrics of the gateways. The worker has its own; `/metrics` shows both."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from prometheus_client import (
@@ -13,6 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from gateway.seats import Seat, Totals
 from gateway.worker_client import WorkerClient
 from protocol.messages import Outcome
 
@@ -40,25 +42,37 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a start time for e
 
 
 class GatewayMetrics:
-    """The registry of one gateway. Every label combination is there at 0 from the start."""
+    """What one gateway counts, and the registry that shows what all gateways of its run directory have counted.
 
-    def __init__(self) -> None:
+    Every label combination is there at 0 from the start.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Takes a seat until `close`; raises what that raises."""
+        self.seat = Seat(run_dir)
+        self._client: WorkerClient | None = None
         self.registry = CollectorRegistry()
+        self.registry.register(Totals(self.seat))
+        # Each gateway's own view: it adds up to nothing.
+        self.worker_up = Gauge("prefixd_worker_up", "1 while the worker takes requests", registry=self.registry)
+        with self.seat.writing_through():
+            self._define()
 
+    def _define(self) -> None:
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"prefixd_{name}", text, registry=self.registry)
+            return Counter(f"prefixd_{name}", text, registry=None)
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"prefixd_{name}", text, registry=self.registry)
+            return Gauge(f"prefixd_{name}", text, multiprocess_mode="livesum", registry=None)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"prefixd_{name}", text, buckets=buckets, registry=self.registry)
+            return Histogram(f"prefixd_{name}", text, buckets=buckets, registry=None)
 
         self.http_requests = Counter(
             "prefixd_http_requests",
             "HTTP answers by route and status; 499 is a client that hung up before there was one",
             ["route", "status"],
-            registry=self.registry,
+            registry=None,
         )
         for route in ROUTES:
             for status in STATUSES:
@@ -68,7 +82,7 @@ class GatewayMetrics:
             "From a request's arrival to its first token being sent",
             ["outcome"],
             buckets=_SECONDS,
-            registry=self.registry,
+            registry=None,
         )
         for outcome in get_args(Outcome):
             self.ttft.labels(outcome)
@@ -86,14 +100,14 @@ class GatewayMetrics:
         for result in ("used", "refused"):
             self.api_key_reads.labels(result)
         self.open_requests = gauge("gateway_open_requests", "Requests being served")
-        self.worker_up = gauge("worker_up", "1 while the worker takes requests")
         self.bad_frames = gauge("gateway_bad_frames", "Messages of the worker that made no sense")
 
     def watch(self, client: WorkerClient) -> None:
-        """Read the gauges from the client at scrape time."""
+        """Count what happens to the client."""
         self.worker_up.set_function(lambda: client.why_not_ready() is None)
-        self.bad_frames.set_function(lambda: client.bad_frames)
         client.on_lost = self.worker_lost.inc
+        client.on_bad_frame = self.bad_frames.inc
+        self._client = client
 
     def api_keys_read(self, used: bool) -> None:
         """The file of API keys has changed."""
@@ -105,4 +119,11 @@ class GatewayMetrics:
         self.http_requests.labels(route, str(known)).inc()
 
     def exposition(self) -> bytes:
+        """All gateways together. Reads files; safe in a thread."""
         return generate_latest(self.registry)
+
+    def close(self) -> None:
+        """Nothing is counted after this."""
+        if self._client is not None:
+            self._client.on_lost = self._client.on_bad_frame = None
+        self.seat.close()

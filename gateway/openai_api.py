@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -162,15 +161,12 @@ def _requests(
     return requests
 
 
-def model_list(names: Sequence[str], max_model_len: int | None) -> dict[str, Any]:
+def model_list(names: Sequence[str], created: int, max_model_len: int | None) -> dict[str, Any]:
     """The body of `/v1/models`."""
-    return {"object": "list", "data": [model_entry(name, max_model_len) for name in names]}
+    return {"object": "list", "data": [model_entry(name, created, max_model_len) for name in names]}
 
 
-def model_entry(name: str, max_model_len: int | None) -> dict[str, Any]:
+def model_entry(name: str, created: int, max_model_len: int | None) -> dict[str, Any]:
     """The body of `/v1/models/{id}`."""
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": "prefixd"}
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "prefixd"}
     return entry if max_model_len is None else entry | {"max_model_len": max_model_len}
-
-
-_STARTED = int(time.time())

@@ -1,4 +1,4 @@
-"""`prefixd serve`: the whole daemon in one command, worker and gateway supervised."""
+"""`prefixd serve`: the whole daemon in one command, worker and gateways supervised."""
 
 from __future__ import annotations
 
@@ -6,78 +6,92 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import cast
 
 from pydantic import create_model
 
-from gateway.config import GatewaySettings
+from gateway.config import GatewaySettings, ServeSettings
 from gateway.fetch import FetchError, fetch_embedded
-from gateway.supervisor import Child, ChildFailed, Health, Supervisor
-from protocol.control_client import CommandRefused, ControlClient
-from protocol.errors import SettingsError, WorkerUnavailable
+from gateway.health import GatewayHealth, WorkerHealth
+from gateway.ports import free_port
+from gateway.seats import forget_counts
+from gateway.supervisor import Child, ChildFailed, Supervisor
+from protocol.errors import SettingsError
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
 from protocol.notify import Notifier
 from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, default_run_dir, lock_run_dir, prepare_run_dir
 from protocol.settings import ENV_PREFIX, load_settings, process_settings, to_flags
 
 WORKER_STOP_SECONDS = 10.0
-PROBE_TIMEOUT_SECONDS = 1.0
+
+
+class _Settings(ServeSettings, GatewaySettings):
+    """Ours and those of the gateways."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 a process does not come up, 2 bad settings."""
-    settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateway, supervised.")
+    settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateways, supervised.")
     prepare_run_dir(settings.run_dir)
     notifier = Notifier()
     with lock_run_dir(settings.run_dir, "daemon"):
         try:
             _have_model(settings.model)
-            settings = settings.model_copy(update={"port": _free_port(settings.host, settings.port)})
+            # Taken here, it stays the same when a gateway starts again.
+            settings = settings.model_copy(update={"port": free_port(settings.host, settings.port)})
+            forget_counts(settings.run_dir)
             asyncio.run(_supervise(settings, notifier))
         except (ChildFailed, FetchError) as error:
             print(f"prefixd serve: error: {error}", file=sys.stderr)
             return 1
         finally:
             _remove_sockets(settings.run_dir)
+            forget_counts(settings.run_dir)
             notifier.close()
     return 0
 
 
-def _union() -> type[GatewaySettings]:
-    """Settings that are those of the gateway and of the worker, which this room knows by name only."""
-    both = create_model("ServeSettings", __base__=(GatewaySettings, process_settings()["worker"]))
-    return cast(type[GatewaySettings], both)
+def _union() -> type[_Settings]:
+    """Settings that are ours, the gateway's and the worker's, which this room knows by name only."""
+    all_of_them = create_model("AllSettings", __base__=(_Settings, process_settings()["worker"]))
+    return cast(type[_Settings], all_of_them)
 
 
-async def _supervise(settings: GatewaySettings, notifier: Notifier) -> None:
-    worker_settings = process_settings()["worker"]
+async def _supervise(settings: _Settings, notifier: Notifier) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     prefixd = [sys.executable, "-m", "gateway.cli"]
-    gateway = Child(
-        "gateway",
-        [*prefixd, "gateway", *to_flags(settings, GatewaySettings)],
-        lambda: _gateway_health(settings),
-        stop_seconds=settings.grace_seconds + 5,
-        environment=environment,
-    )
-    worker = Child(
-        "worker",
-        [*prefixd, "worker", *to_flags(settings, worker_settings)],
-        lambda: _worker_health(settings),
-        stop_seconds=WORKER_STOP_SECONDS,
-        environment=environment,
-    )
 
     def on_ready() -> None:
         notifier.ready(f"serving {settings.model}")
         _welcome(settings)
 
-    await Supervisor([gateway, worker], _report, on_ready).run()
+    with ExitStack() as open_sockets:
+        healths = []
+        for number in range(settings.gateways):
+            healths.append(GatewayHealth(settings.run_dir, number, settings.hung_seconds))
+            open_sockets.callback(healths[-1].close)
+        gateways = [
+            Child(
+                "gateway" if settings.gateways == 1 else f"gateway {number}",
+                [*prefixd, "gateway", *to_flags(settings, GatewaySettings)],
+                health,
+                stop_seconds=settings.grace_seconds + 5,
+                environment={**environment, **health.environment},
+            )
+            for number, health in enumerate(healths)
+        ]
+        worker = Child(
+            "worker",
+            [*prefixd, "worker", *to_flags(settings, process_settings()["worker"])],
+            WorkerHealth(settings.run_dir, settings.hung_seconds, healths),
+            stop_seconds=WORKER_STOP_SECONDS,
+            environment=environment,
+        )
+        await Supervisor([gateways, [worker]], _report, on_ready).run()
 
 
 def _have_model(model: str) -> None:
@@ -90,61 +104,6 @@ def _have_model(model: str) -> None:
         fetch_embedded()
 
 
-def _free_port(host: str, port: int) -> int:
-    """The port to give the gateway: a free one for 0. Taken here, it stays the same when the gateway restarts."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.create_server(address[:2], family=family) as probe:
-            bound: int = probe.getsockname()[1]
-            return bound
-    except OSError as error:
-        raise SettingsError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
-
-
-async def _gateway_health(settings: GatewaySettings) -> Health:
-    """Ready once it answers HTTP, whatever the worker's state."""
-    return Health("ready" if await _answers(settings, "/health") else "starting")
-
-
-async def _worker_health(settings: GatewaySettings) -> Health:
-    """Ready once the gateway has noticed that it is: from then on requests are served."""
-    health = await asyncio.to_thread(_heartbeat, settings.run_dir)
-    if health.state == "ready" and not await _answers(settings, "/ready"):
-        return Health("starting")
-    return health
-
-
-def _heartbeat(run_dir: Path) -> Health:
-    try:
-        with ControlClient(run_dir, PROBE_TIMEOUT_SECONDS) as client:
-            heartbeat = client.ask("health")
-    except (WorkerUnavailable, CommandRefused):
-        return Health("starting")
-    match heartbeat:
-        case {"phase": "ready"}:
-            return Health("ready")
-        case {"phase": "failed", "detail": str(cause)}:
-            return Health("failed", cause)
-        case _:
-            return Health("starting")
-
-
-async def _answers(settings: GatewaySettings, path: str) -> bool:
-    """Whether the gateway answers 200 at `path`."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-            reader, writer = await asyncio.open_connection(_reachable(settings.host), settings.port)
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: prefixd\r\nConnection: close\r\n\r\n".encode())
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return False
-
-
 def _reachable(host: str) -> str:
     """An address at which this machine reaches what listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -154,7 +113,7 @@ def _report(line: str) -> None:
     print(f"prefixd: {line}", file=sys.stderr, flush=True)
 
 
-def _welcome(settings: GatewaySettings) -> None:
+def _welcome(settings: _Settings) -> None:
     host = _reachable(settings.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
     question = [{"role": "user", "content": "Write one sentence about the sea."}]

@@ -31,6 +31,7 @@ from gateway.turn import Delta, Turn
 from gateway.worker_client import WorkerClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
 from protocol.messages import Generate
+from protocol.model_path import resolve_model
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
@@ -59,7 +60,7 @@ class Gateway:
         self.client = client
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         client.vocabulary = lambda: maker.vocabulary
-        self.metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics(settings.run_dir)
         self.metrics.watch(client)
         if self.keys is not None:
             self.keys.on_read = self.metrics.api_keys_read
@@ -72,6 +73,8 @@ class Gateway:
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self.model_names = model_names(settings)
+        # The file's own time: it is the same in every gateway, and after each start.
+        self.model_created = int(resolve_model(settings.model).stat().st_mtime)
 
     async def in_thread(self, work: Callable[[], _Result], body: bytes) -> _Result:
         """Run pure work on a body off the event loop. Large ones wait for one another, and small ones for none."""
@@ -135,6 +138,7 @@ class Gateway:
     def close(self) -> None:
         for threads in (self._threads, self._patient):
             threads.shutdown(wait=False, cancel_futures=True)
+        self.metrics.close()
 
     def free_id(self, wanted: str) -> str:
         """The id itself, or with something added where one of the last requests had it.

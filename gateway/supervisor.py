@@ -9,15 +9,16 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 MAX_FAILED_STARTS = 3
 FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long is restarted without a longer delay
 PROBE_SECONDS = 0.1
+WATCH_SECONDS = 1.0  # between two looks at a child that was ready
 HURRY_SECONDS = 5.0  # for a child to end after a second signal: longer than the gateway's last words take
 FAILED_SECONDS = 2.0  # for a child that has owned up to a failure to end by itself
 EXIT_REFUSED = 2  # a child that refuses its settings: trying again cannot help
@@ -32,10 +33,19 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a probe found. `cause` is that of a failure."""
+    """What a probe found. `cause` is that of a failure, or what makes a living child count as hung."""
 
-    state: Literal["starting", "ready", "failed"]
+    state: Literal["starting", "ready", "failed", "hung"]
     cause: str = ""
+
+
+class Probe(Protocol):
+    """Looks at one child, over all its lives."""
+
+    def begin(self) -> None:
+        """A new process takes the place of the last one."""
+
+    async def __call__(self) -> Health: ...
 
 
 @dataclass(slots=True)
@@ -44,7 +54,7 @@ class Child:
 
     name: str
     command: Sequence[str]
-    probe: Callable[[], Awaitable[Health]]
+    probe: Probe
     stop_seconds: float  # from SIGTERM to SIGKILL
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     process: Process | None = None
@@ -54,15 +64,17 @@ class Child:
 
 
 class Supervisor:
-    """Runs `children` together until a signal says stop.
+    """Runs all children together until a signal says stop.
 
-    They are stopped in their order. `on_ready` is called once, when all are ready for the first time.
+    They are stopped group by group, those of a group together. `on_ready` is called once, when all are ready for the
+    first time.
     """
 
     def __init__(
-        self, children: Sequence[Child], report: Callable[[str], None], on_ready: Callable[[], None]
+        self, groups: Sequence[Sequence[Child]], report: Callable[[str], None], on_ready: Callable[[], None]
     ) -> None:
-        self._children = children
+        self._groups = groups
+        self._children = [child for group in groups for child in group]
         self._report = report
         self._on_ready = on_ready
         self._announced = False
@@ -84,8 +96,8 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for child in self._children:
-                await self._end(child)
+            for group in self._groups:
+                await asyncio.gather(*map(self._end, group))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -95,7 +107,7 @@ class Supervisor:
         self._stop.set()
 
     async def _keep(self, child: Child) -> NoReturn:
-        """Start a child again whenever it dies. Raises `ChildFailed` once it is hopeless."""
+        """Start a child again whenever it dies or hangs. Raises `ChildFailed` once it is hopeless."""
         failed_starts, delay = 0, FIRST_DELAY_SECONDS
         while True:
             started = time.monotonic()
@@ -117,6 +129,7 @@ class Supervisor:
     async def _live(self, child: Child) -> str:
         """One life of a child, from its start to its death: the cause of that."""
         child.last_line = ""
+        child.probe.begin()
         child.process = process = await asyncio.create_subprocess_exec(
             *child.command,
             env=child.environment,
@@ -136,7 +149,7 @@ class Supervisor:
         return f"exit code {process.returncode}: {child.last_line or 'it said nothing'}"
 
     async def _watch(self, child: Child, process: Process) -> str:
-        """Probe until the child is ready or dead, and then wait for its death. A failure it owned up to, or ''."""
+        """Probe a child until its death, which is brought about if it hangs. What it owned up to or hangs in, or ''."""
         death = asyncio.create_task(process.wait())
         try:
             while not death.done():
@@ -146,11 +159,13 @@ class Supervisor:
                     if not death.done():
                         process.kill()
                     return health.cause
-                if health.state == "ready" and not death.done():
+                if health.state == "hung" and not death.done():
+                    process.kill()  # one that is stopped, or waits for a device, hears nothing else
+                    return f"killed, as {health.cause}"
+                if health.state == "ready" and not child.ready.is_set() and not death.done():
                     child.ready.set()
                     self._announce(child)
-                    await death
-                await asyncio.wait({death}, timeout=PROBE_SECONDS)
+                await asyncio.wait({death}, timeout=WATCH_SECONDS if child.ready.is_set() else PROBE_SECONDS)
         finally:
             death.cancel()
         return ""

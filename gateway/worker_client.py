@@ -74,6 +74,7 @@ class WorkerClient:
         self.vocabulary: Callable[[], Vocabulary] | None = None  # asked for before a first request with a grammar
         self._told_epoch: str | None = None  # of the worker that knows it
         self.on_lost: Callable[[int], None] | None = None  # told the number of requests that were open
+        self.on_bad_frame: Callable[[], None] | None = None
 
     async def start(self) -> None:
         self._connect()
@@ -190,14 +191,19 @@ class WorkerClient:
             except VersionMismatch as error:
                 self._misunderstood(str(error))
             except ProtocolError as error:
-                self.bad_frames += 1
+                self._count_bad_frame()
                 if str(error) != self._last_refusal:  # a worker of another version sends the same twice a second
                     _log.error("dropped a message of the worker: %s", error)
                 self._last_refusal = str(error)
 
+    def _count_bad_frame(self) -> None:
+        self.bad_frames += 1
+        if self.on_bad_frame is not None:
+            self.on_bad_frame()
+
     def _misunderstood(self, cause: str) -> None:
         """Another version is at the other end, perhaps since an upgrade: nothing can come of what is open."""
-        self.bad_frames += 1
+        self._count_bad_frame()
         self._heartbeat = None
         self._fail_older(None)
         cause = f"the worker and this gateway do not understand each other: {cause}"

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import MutableMapping
 
-_BEATS_PER_WATCHDOG = 4  # so that one which is late, or lost, is no reason to be killed
+BEATS_PER_WATCHDOG = 4  # so that one which is late, or lost, is no reason to be killed
 _TRIES, _PAUSE_SECONDS = 20, 0.05  # for words that are said once, where the manager has not yet taken earlier ones
 
 
@@ -33,7 +33,7 @@ class Notifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         if microseconds.isdecimal() and int(microseconds) and watched_pid == str(os.getpid()):
-            self.beat_seconds = int(microseconds) / 1e6 / _BEATS_PER_WATCHDOG
+            self.beat_seconds = int(microseconds) / 1e6 / BEATS_PER_WATCHDOG
         self._next_beat = 0.0
         self._status = ""
 

@@ -13,10 +13,12 @@ ROWS = re.findall(
 )
 
 
-def registered():
+def registered(run_dir):
     """Names of the metrics in both registries."""
-    for registry in (GatewayMetrics().registry, WorkerMetrics().registry):
+    gateway = GatewayMetrics(run_dir)
+    for registry in (gateway.registry, WorkerMetrics().registry):
         yield from (family.name for family in registry.collect())
+    gateway.close()
 
 
 def read_at_scrape_time():
@@ -27,6 +29,6 @@ def read_at_scrape_time():
                 yield node.value.removesuffix("_total")
 
 
-def test_every_metric_is_in_the_readme_once():
+def test_every_metric_is_in_the_readme_once(tmp_path):
     listed = [name.removesuffix("_total") for name in ROWS]
-    assert sorted(listed) == sorted({*registered(), *read_at_scrape_time()})
+    assert sorted(listed) == sorted({*registered(tmp_path), *read_at_scrape_time()})

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway import cli, serve, supervisor
-from gateway.config import GatewaySettings
+from gateway.config import GatewaySettings, ServeSettings
+from gateway.ports import free_port
 from gateway.supervisor import Child, ChildFailed, Health, Supervisor
 from protocol.rundir import CONTROL_SOCKET, lock_run_dir, prepare_run_dir
 from protocol.settings import to_flags
@@ -43,6 +44,19 @@ DIES = LIVES.replace(
 )
 
 
+class Look:
+    """A probe: ready once the file is there, if there is nothing else to say."""
+
+    def __init__(self, file, state=None):
+        self.file, self.state, self.lives = file, state, 0
+
+    def begin(self):
+        self.lives += 1
+
+    async def __call__(self):
+        return self.state or Health("ready" if self.file.exists() else "starting")
+
+
 class Stage:
     """A gateway and a worker of our making under a real supervisor."""
 
@@ -52,14 +66,14 @@ class Stage:
         self.ready = asyncio.Event()
 
     def child(self, name, program, stop_seconds=20.0, state=None):
-        async def probe():
-            return state or Health("ready" if (self.folder / f"{name}.pid").exists() else "starting")
-
         command = [sys.executable, "-S", "-E", "-c", program, name, str(self.folder)]
-        return Child(name, command, probe, stop_seconds)
+        return Child(name, command, Look(self.folder / f"{name}.pid", state), stop_seconds)
 
     def supervise(self, *children):
-        return asyncio.create_task(Supervisor(children, self.said.append, self.ready.set).run())
+        return self.supervise_groups(*([child] for child in children))
+
+    def supervise_groups(self, *groups):
+        return asyncio.create_task(Supervisor(groups, self.said.append, self.ready.set).run())
 
     def journal(self):
         path = self.folder / "journal"
@@ -78,6 +92,7 @@ class Stage:
 def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
     stage = Stage(tmp_path)
     yield stage
     left = [path for path in tmp_path.glob("*.pid") if is_running(int(path.read_text()))]
@@ -119,6 +134,54 @@ async def test_a_worker_that_dies_after_it_was_ready_is_started_again(stage):
     assert stage.journal().count("start gateway") == 1
     os.kill(os.getpid(), signal.SIGTERM)
     await running
+
+
+async def test_a_child_that_hangs_is_killed_and_started_again(stage):
+    """Even one that the kernel has stopped, which no other signal ends."""
+    child = stage.child("worker", DEAF)
+    running = stage.supervise(stage.child("gateway", LIVES), child)
+    await asyncio.wait_for(stage.ready.wait(), 30)
+    first = stage.process_id("worker")
+    os.kill(first, signal.SIGSTOP)
+    (stage.folder / "worker.pid").unlink()
+    child.probe.state = Health("hung", "it has been silent for 15 s")
+    await stage.until(lambda: child.probe.lives == 2)
+    child.probe.state = None
+    await stage.until(lambda: "the worker is ready again" in stage.said)
+    assert stage.said[0].startswith(
+        "the worker died (killed, as it has been silent for 15 s): starting it again in"
+    )
+    assert not is_running(first)
+    assert stage.journal().count("start gateway") == 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(stage.process_id("worker"), signal.SIGKILL)
+    await running
+
+
+async def test_a_look_that_says_less_than_before_kills_nobody(stage):
+    """Loading is no state that a ready child comes back to, but one that a heartbeat could be late in leaving."""
+    child = stage.child("worker", LIVES)
+    running = stage.supervise(child)
+    await asyncio.wait_for(stage.ready.wait(), 30)
+    child.probe.state = Health("starting")
+    await asyncio.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert stage.journal() == ["start worker", "stop worker"]
+
+
+async def test_those_of_a_group_are_stopped_together(stage):
+    """Each has its time, and none waits for the time of another."""
+    gateways = [stage.child(name, SLOW, stop_seconds=3600) for name in ("one", "two")]
+    running = stage.supervise_groups(gateways, [stage.child("worker", LIVES)])
+    await asyncio.wait_for(stage.ready.wait(), 30)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stage.until(lambda: {"asked one", "asked two"} <= set(stage.journal()))
+    assert "stop worker" not in stage.journal()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert sorted(stage.journal()[-3:-1]) == ["stop one", "stop two"]
+    assert stage.journal()[-1] == "stop worker"
 
 
 async def test_a_worker_that_dies_at_every_start_ends_the_daemon_with_the_cause(stage):
@@ -185,11 +248,15 @@ async def test_a_signal_during_the_start_stops_it_too(stage):
 
 SUPERVISES = """
 import asyncio, sys
+from gateway.ports import free_port
 from gateway.supervisor import Child, Health, Supervisor
-async def probe():
-    return Health("ready")
-children = [Child(name, [sys.executable, "-c", sys.argv[1], name, sys.argv[2]], probe, 5) for name in ("a", "b")]
-asyncio.run(Supervisor(children, print, lambda: None).run())
+class Probe:
+    def begin(self):
+        pass
+    async def __call__(self):
+        return Health("ready")
+children = [Child(name, [sys.executable, "-c", sys.argv[1], name, sys.argv[2]], Probe(), 5) for name in ("a", "b")]
+asyncio.run(Supervisor([children], print, lambda: None).run())
 """
 
 
@@ -214,7 +281,8 @@ def serve_refused(capsys, *argv):
 
 def test_serve_takes_the_settings_of_both_processes_and_gives_each_its_own():
     union = serve._union()
-    assert set(union.model_fields) == set(GatewaySettings.model_fields) | set(WorkerSettings.model_fields)
+    settings_of = (ServeSettings, GatewaySettings, WorkerSettings)
+    assert set(union.model_fields) == {name for process in settings_of for name in process.model_fields}
     settings = union(slots=3, port=1234)
     assert "--port=1234" in to_flags(settings, GatewaySettings)
     assert "--slots=3" in to_flags(settings, WorkerSettings)
@@ -251,7 +319,7 @@ def test_serve_names_a_run_dir_that_is_too_long(capsys, tmp_path):
 
 
 def test_port_0_becomes_a_port_that_is_free():
-    port = serve._free_port("127.0.0.1", 0)
+    port = free_port("127.0.0.1", 0)
     with socket.create_server(("127.0.0.1", port)):
         pass
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gateway.config import GatewaySettings
+from gateway.config import GatewaySettings, ServeSettings
 from protocol.settings import describe_default, load_settings, process_settings, to_flags
 from worker.config import WorkerSettings
 
@@ -141,7 +141,7 @@ def test_a_variable_that_no_process_knows_is_refused(capsys, monkeypatch):
     assert "PREFIXD_SLOTZ" in refusal(capsys, GatewaySettings)
 
 
-@pytest.mark.parametrize("cls", [GatewaySettings, WorkerSettings])
+@pytest.mark.parametrize("cls", [GatewaySettings, WorkerSettings, ServeSettings])
 def test_help_shows_every_setting_with_its_default(capsys, cls):
     with pytest.raises(SystemExit) as stopped:
         load(cls, "--help")
@@ -153,8 +153,8 @@ def test_help_shows_every_setting_with_its_default(capsys, cls):
         assert f"(default: {describe_default(cls, name)})" in shown
 
 
-def test_both_processes_are_found_by_their_entry_points():
-    assert process_settings() == {"gateway": GatewaySettings, "worker": WorkerSettings}
+def test_all_processes_are_found_by_their_entry_points():
+    assert process_settings() == {"gateway": GatewaySettings, "worker": WorkerSettings, "serve": ServeSettings}
 
 
 def test_settings_cannot_be_changed():
