@@ -60,6 +60,7 @@ def stats(answer: Stats) -> str:
             "kv memory": f"{format_size(answer.kv_bytes_used)} of {format_size(answer.kv_bytes_total)} used",
             "kv blocks": f"{answer.kv_blocks_free} of {answer.kv_blocks_total} free",
             **_states(answer),
+            **_tiers(answer),
             "requests": f"{answer.requests_running} running, {answer.requests_waiting} waiting",
             "ended": counts(answer.requests),
             "lookups": counts(answer.lookups),
@@ -77,6 +78,18 @@ def _states(answer: Stats) -> dict[str, str]:
         return {}
     size = format_size(answer.state_bytes)
     return {"recurrent states": f"{answer.states_free} of {answer.states_total} free, {size} each"}
+
+
+def _tiers(answer: Stats) -> dict[str, str]:
+    shown = {
+        each.tier: f"{each.snapshots} snapshots, {format_size(each.bytes)} of {format_size(each.limit_bytes)}, "
+        f"{each.evictions} parts evicted"
+        for each in answer.tiers
+    }
+    if shown:
+        shown["to be copied"] = f"{answer.tier_pending} snapshots"
+        shown["copies failed"] = counts(answer.tier_failures)
+    return shown
 
 
 def slots(rows: Iterable[SlotInfo]) -> str:
@@ -135,6 +148,7 @@ def slot(row: SlotInfo) -> str:
             "blocks": row.blocks,
             "own bytes": f"{format_size(row.own_bytes)} (freed if this snapshot alone goes)",
             "total bytes": format_size(row.total_bytes),
+            "tiers": ", ".join(["device", *row.tiers]),
             "pinned": "yes" if row.pinned else "no",
             "busy": f"{row.busy} requests" if row.busy else "no",
             "hits": row.hits,
@@ -181,7 +195,7 @@ def explanation(answer: Explanation) -> str:
         "request": answer.request_id,
         "state": f"{answer.state}, arrived {age(answer.age_seconds)} ago",
         "outcome": answer.outcome if answer.reason == "none" else f"{answer.outcome} ({answer.reason})",
-        "restored": f"{answer.depth} of {answer.prompt_tokens} prompt tokens",
+        "restored": f"{answer.depth} of {answer.prompt_tokens} prompt tokens{_sources(answer)}",
         "from slot": _or_dash(answer.slot),
         "deepest known": answer.deepest_known,
         "boundaries": answer.boundaries,
@@ -197,6 +211,12 @@ def explanation(answer: Explanation) -> str:
         "decode": f"{answer.decode_seconds * 1000:.1f} ms",
     }
     return fields(pairs)
+
+
+def _sources(answer: Explanation) -> str:
+    parts = [f"{tokens} from {tier}" for tier, tokens in answer.sources.items()]
+    parts += [] if answer.exact else ["not exact: computed with other numerics"]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def difference(answer: Difference, name_a: str, name_b: str) -> str:
@@ -265,7 +285,8 @@ def _outcome(answer: Stats, outcome: str) -> int:
 
 
 def _flags(row: SlotInfo | TreeNode) -> str:
-    return " ".join(name for name, is_set in (("pinned", row.pinned), ("busy", bool(row.busy))) if is_set)
+    names = [name for name, is_set in (("pinned", row.pinned), ("busy", bool(row.busy))) if is_set]
+    return " ".join([*names, *(row.tiers if isinstance(row, SlotInfo) else [])])
 
 
 def _or_dash(value: int | None) -> str:

@@ -28,7 +28,7 @@ Reading never touches recency.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.messages import Outcome, Reason
@@ -76,6 +76,7 @@ class SlotInfo:
     children: int
     session: str = ""  # as the client's hint has it, see `Hint`
     hold_seconds: float = 0.0  # after its last use, by the client's mark; 0 where there is none
+    tiers: list[str] = field(default_factory=list)  # slower ones that have it as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,17 @@ class TreeNode:
     hits: int
     pinned: bool
     busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """What one slower tier holds. `snapshots` are boundaries that can be restored from it and that nothing extends."""
+
+    tier: str  # host or disk
+    bytes: int
+    limit_bytes: int
+    snapshots: int
+    evictions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,9 @@ class Stats:
     states_total: int = 0  # recurrent states that sequences and snapshots can have; 0 where the model has none
     states_free: int = 0
     state_bytes: int = 0  # of one
+    tiers: list[TierInfo] = field(default_factory=list)  # slower than the device, the fastest first
+    tier_pending: int = 0  # snapshots that are still to be copied there
+    tier_failures: dict[str, int] = field(default_factory=dict)  # by cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,7 @@ class Removed:
     busy: list[int]  # in use or pinned: left alone (evict) or going when released (flush, not pinned)
     freed_bytes: int
     dry_run: bool
+    tier_bytes: int = 0  # freed in slower tiers, which a dry run does not look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +180,8 @@ class Explanation:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    sources: dict[str, int] = field(default_factory=dict)  # of `depth` tokens, those that slower tiers had
+    exact: bool = True  # False if it started from what was computed with other numerics
 
 
 @dataclass(frozen=True, slots=True)

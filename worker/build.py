@@ -152,6 +152,7 @@ def build(
         pool=pool,
         metrics=metrics,
         journal=journal,
+        tiers=tiers,
     )
     log.info("built in %.1f s", time.monotonic() - started)
     return Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers), info

@@ -18,6 +18,7 @@ from worker.snapshot_clearing import Clearing
 from worker.snapshot_index import Node
 from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
+from worker.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Control:
         pool: BlockPool,
         metrics: WorkerMetrics,
         journal: Journal,
+        tiers: Tiers | None = None,
     ) -> None:
         self._model = model
         self._model_name = model_name
@@ -55,6 +57,7 @@ class Control:
         self._pool = pool
         self._metrics = metrics
         self._journal = journal
+        self._tiers = tiers
         self._started = time.monotonic()
 
     def answer(self, command: Command) -> Reply:
@@ -201,6 +204,9 @@ class Control:
             requests_running=self._scheduler.running_count,
             requests_waiting=len(self._scheduler.waiting),
             requests=metrics.values(metrics.requests, "result"),
+            tiers=self._tiers.infos() if self._tiers else [],
+            tier_pending=self._tiers.pending if self._tiers else 0,
+            tier_failures=self._tiers.failures() if self._tiers else {},
         )
 
 

@@ -186,9 +186,9 @@ class Engine:
         try:
             event = inbox.get(timeout=seconds) if wait else inbox.get_nowait()
         except queue.Empty:
-            if wait and resting and not self._checked and (self._tiers is None or self._tiers.holds_nothing):
+            if wait and resting and self._scheduler.is_idle and not self._checked:
                 self._checked = True
-                self._store.check_invariants(sequences=())
+                self._store.check_invariants(*(self._tiers.references if self._tiers else ((), ())))
             return
         self._checked = False
         self._take(event)

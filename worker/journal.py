@@ -124,6 +124,8 @@ class Journal:
             queue_seconds=queue,
             prefill_seconds=prefill,
             decode_seconds=decode,
+            sources=dict(request.sources),
+            exact=request.exact,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from protocol.control import Removed
 from protocol.messages import Boundary
@@ -146,7 +147,9 @@ class Clearing:
         )
 
     def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:
-        """A hit at the last of `boundaries` was proved wrong: its snapshot goes, and all that was built on it."""
+        """A hit at the last of `boundaries` was proved wrong, or led to a fault: its snapshot goes, and all that was
+        built on it.
+        """
         store = self._store
         chain, _ = store.index.walk(tenant, token_ids.tobytes(), boundaries)
         if len(chain) < len(boundaries):
@@ -191,6 +194,9 @@ class Clearing:
                 snapshot = store.known(slot)
                 if not snapshot.pinned:
                     store.retire(snapshot, "flush")
+            if store.tiers is not None:
+                kept = [snapshot.node for snapshot in store.slots.snapshots() if snapshot.pinned]
+                return replace(removed, tier_bytes=store.tiers.flush(kept))
         return removed
 
     def pin(self, slot: int) -> None:
@@ -209,6 +215,7 @@ class Clearing:
         going = [snapshot for snapshot in chosen if not store.stays(snapshot)]
         busy = [snapshot.slot for snapshot in chosen if store.stays(snapshot)]
         slots = [snapshot.slot for snapshot in going]
+        tier_bytes = 0
         if dry_run:
             counts: dict[int, int] = {}
             for snapshot in going:
@@ -218,8 +225,10 @@ class Clearing:
             freed = blocks * store.block_bytes + len(going) * store.state_bytes
         else:
             freed = store.remove(slots, cause)
+            if cause == "operator" and store.tiers is not None:
+                tier_bytes = store.tiers.evict([snapshot.node for snapshot in going])
             store.index.trim()
-        return Removed(slots, busy, freed, dry_run)
+        return Removed(slots, busy, freed, dry_run, tier_bytes)
 
     def _candidates(self, protect: Collection[int]) -> list[Candidate]:
         store = self._store

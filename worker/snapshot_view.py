@@ -75,6 +75,7 @@ def _snapshot_info(
         children=children,
         session=snapshot.session,
         hold_seconds=hold_seconds(snapshot),
+        tiers=store.tiers.where(node) if store.tiers is not None else [],
     )
 
 

@@ -55,6 +55,9 @@ class SlowerTiers(Protocol):
     ) -> tuple[int, AbsentReason] | None:
         """The deepest boundary deeper than `depth` that is there and must not be used, and why."""
 
+    def where(self, node: Node) -> list[str]:
+        """The tiers that have all that is needed of this boundary itself."""
+
     def evict(self, nodes: Collection[Node]) -> int:
         """What only these boundaries need goes; returns the bytes that came free."""
 

@@ -40,6 +40,7 @@ from worker.scheduler import Scheduler
 from worker.sequences import Choice, Request
 from worker.snapshots import SnapshotStore
 from worker.steps import StateUse
+from worker.tiers.tiers import Tiers
 
 VOCAB = 64
 BLOCK_TOKENS = 4
@@ -267,8 +268,9 @@ class Rig:
         block_tokens: int = BLOCK_TOKENS,
         verify_hits: float = 0.0,
         entries: int = 0,
+        tiers: Callable[[Rig], Tiers] | None = None,
     ) -> None:
-        """`entries` of recurrent state; 0 for a model that has none."""
+        """`entries` of recurrent state; 0 for a model that has none. `tiers` are made when there is a store."""
         self.clock = Clock()
         self.max_running = max_running
         self.max_model_len = max_model_len
@@ -278,6 +280,8 @@ class Rig:
         self.sockets = Sockets()
         self.metrics = WorkerMetrics()
         self.journal = Journal(clock=self.clock)
+        self.runner = Runner(self)
+        self.tiers = tiers(self) if tiers else None
         self.scheduler = Scheduler(
             epoch="e",
             store=self.store,
@@ -295,6 +299,7 @@ class Rig:
             verify_hits=verify_hits,
             differ=lambda kept, computed: not torch.equal(kept, computed),
             clock=self.clock,
+            tiers=self.tiers,
         )
         control = Control(
             model=MODEL,
@@ -305,8 +310,8 @@ class Rig:
             pool=self.pool,
             metrics=self.metrics,
             journal=self.journal,
+            tiers=self.tiers,
         )
-        self.runner = Runner(self)
         sockets, runner = self.sockets, self.runner
         self.engine = Engine(
             sockets,  # type: ignore[arg-type]
@@ -316,6 +321,7 @@ class Rig:
             control,
             self.metrics,
             self.clock,
+            self.tiers,
         )
         self._ids = 0
         self.asked: dict[str, Generate] = {}
@@ -468,7 +474,8 @@ class Rig:
         entries = [entry for request in prefills for entry in [*request.entries, request.entry_source] if entry]
         entries += [choice.entry for choice in choices if choice.entry is not None]
         entries += [request.checkpoint[1] for request in prefills if request.checkpoint is not None]
-        self.store.check_invariants(tables, entries)
+        held, states_held = self.tiers.references if self.tiers else ([], [])
+        self.store.check_invariants([*tables, *held], [*entries, *states_held])
         for snapshot in self.store.slots.snapshots():
             if not snapshot.leaving:
                 ids = spelled(snapshot.node)
@@ -482,7 +489,9 @@ class Rig:
         entries = background.entries if background else []
         entry_source = background.entry_source if background else None
         entries = [*entries, entry_source] if entry_source else entries
-        self.store.check_invariants([] if background is None else [background.blocks], entries)
+        held, states_held = self.tiers.references if self.tiers else ([], [])
+        tables = [] if background is None else [background.blocks]
+        self.store.check_invariants([*tables, *held], [*entries, *states_held])
         assert self.scheduler.running.is_empty
         assert not self.scheduler.waiting
         assert self.scheduler.running_count == 0

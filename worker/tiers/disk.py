@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,7 @@ class DiskTier:
         *,
         recurs: bool,
         foreign_numerics: bool = False,
+        executor: Callable[..., Executor] = ThreadPoolExecutor,
     ) -> None:
         """Takes the folder and finds what is in it. Raises `SettingsError` where it cannot be had.
 
@@ -105,8 +106,8 @@ class DiskTier:
         self._pending: dict[tuple[Node, PartKind], _Writing] = {}
         self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
         self._lock = _take(folder, self.folder)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="disk-reader")
+        self._writer = executor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
+        self._readers = executor(_READERS, thread_name_prefix="disk-reader")
         self.scan()
 
     # What there is

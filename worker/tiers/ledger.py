@@ -119,8 +119,6 @@ class Ledger:
                 return
             self.drop(kv, reason)
             above = above.parent
-            if not self._recurs:
-                return
 
     def _fixed(self, protect: Iterable[Node]) -> set[Node]:
         fixed: set[Node] = set()

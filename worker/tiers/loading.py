@@ -95,6 +95,14 @@ class Loading:
         self._keeping = Keeping(store)
         self._token_bytes = sum(tensor.nbytes for tensor in device.empty("kv", 1).values())
 
+    @property
+    def references(self) -> tuple[list[Sequence[int]], list[int]]:
+        """The lists of blocks, and the recurrent states, that it holds."""
+        load = self.open
+        if load is None:
+            return [], []
+        return [load.blocks], [] if load.entry is None else [load.entry]
+
     def target(self, chain: Sequence[Node], depth: int, total: int) -> Node | None:
         """The deepest boundary of a request that could be loaded, deeper than what is found on the device."""
         found = None

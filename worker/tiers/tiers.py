@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Collection, Sequence
 
+from protocol.control import TierInfo
 from protocol.messages import Boundary, Generate
 from worker.lookup import Lookup
 from worker.snapshot_index import AbsentReason, Node
@@ -65,9 +66,10 @@ class Tiers:
         return self._loading.open is not None
 
     @property
-    def holds_nothing(self) -> bool:
-        """Whether no blocks or states are referred to from here."""
-        return not self._write_behind.holds and not self.is_loading
+    def references(self) -> tuple[list[Sequence[int]], list[int]]:
+        """The lists of blocks, and the recurrent states, that are held from here."""
+        (copied, states), (loaded, more) = self._write_behind.references, self._loading.references
+        return [*copied, *loaded], [*states, *more]
 
     def give_way(self) -> bool:
         """Free what is being copied to slower tiers; false if nothing is."""
@@ -135,6 +137,11 @@ class Tiers:
     def pending(self) -> int:
         """Snapshots that are not in all tiers yet."""
         return self._write_behind.pending
+
+    def infos(self) -> list[TierInfo]:
+        """What each holds."""
+        ledgers = [tier.ledger for tier in self.tiers]
+        return [TierInfo(each.tier, each.held, each.limit, each.snapshots, each.evictions) for each in ledgers]
 
     def held_bytes(self) -> dict[str, int]:
         """By tier, those that there are."""

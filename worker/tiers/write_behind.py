@@ -54,9 +54,12 @@ class WriteBehind:
         return [*self._queue, *([self._copy.node] if self._copy else [])]
 
     @property
-    def holds(self) -> bool:
-        """Whether it has references."""
-        return self._copy is not None
+    def references(self) -> tuple[list[Sequence[int]], list[int]]:
+        """The lists of blocks, and the recurrent states, that it holds."""
+        copy = self._copy
+        if copy is None:
+            return [], []
+        return [copy.blocks], [] if copy.entry is None else [copy.entry]
 
     def add(self, node: Node) -> None:
         """Its snapshot was kept."""
