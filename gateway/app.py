@@ -22,6 +22,7 @@ from gateway.errors import ErrorAnswer, error_answer
 from gateway.http_server import ANTHROPIC_ID_HEADER, ID_HEADER, SERVER, ServerRunner
 from gateway.openapi import openapi_json
 from gateway.service import ARRIVED, REQUEST_ID, TENANT, Gateway
+from gateway.slow_clients import Patience
 from gateway.tenants import ANYONE
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
@@ -41,7 +42,9 @@ _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
 
 def build_runner(gateway: Gateway) -> ServerRunner:
     """The server of one gateway, not listening yet."""
-    return ServerRunner(_build_app(gateway), partial(gateway.metrics.answered, "other"))
+    settings = gateway.settings
+    patience = Patience(settings.header_seconds, settings.unread_seconds)
+    return ServerRunner(_build_app(gateway), partial(gateway.metrics.answered, "other"), patience)
 
 
 def _build_app(gateway: Gateway) -> web.Application:

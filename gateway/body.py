@@ -11,6 +11,7 @@ import orjson
 from protocol.errors import RequestError
 
 MAX_DEPTH = 128  # what reads and writes JSON here goes down by calling itself, some of it 254 times at most
+MAX_ITEMS = {"messages": 100_000, "input": 100_000, "tools": 2_000}  # far beyond what any client sends
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -22,6 +23,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
         value = _with_surrogates(body, error)
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
+    for name, most in MAX_ITEMS.items():
+        if isinstance(items := value.get(name), list) and len(items) > most:
+            raise RequestError(f"{name} holds {len(items)} items, and at most {most} are taken", param=name)
     if is_too_deep(value):
         raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
     return value

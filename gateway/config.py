@@ -76,6 +76,12 @@ class GatewaySettings(ProcessSettings):
         True, description="have the worker compute finished answers in idle time, as the next turn will send them"
     )
     max_body_bytes: Size = Field(MAX_BODY_BYTES, gt=0, description="largest request body")
+    header_seconds: float = Field(
+        30.0, gt=0, description="time in which a request's first line and headers must arrive"
+    )
     body_seconds: float = Field(60.0, gt=0, description="time in which a request's body must arrive")
+    unread_seconds: float = Field(
+        60.0, gt=0, description="time in which a client must read some of an answer, or it is cut off"
+    )
     keepalive_seconds: float = Field(5.0, gt=0, description="silence after which a stream gets a comment line")
     grace_seconds: float = Field(30.0, ge=0, description="time that open requests get to end at shutdown")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -12,13 +13,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import ErrorAnswer
+from gateway.slow_clients import Patience, TimedConnection
 
 ID_HEADER, ANTHROPIC_ID_HEADER = "x-request-id", "request-id"
 SERVER = "prefixd"
 
 _CLEANUP_SECONDS = 1.0  # for connections whose requests have all been answered
 _FIRST_LINE = 256  # bytes that are looked at
-_NOT_AWAITED = (408, 503)
+_TOO_SLOW = 408
+_NOT_AWAITED = (_TOO_SLOW, 503)
 _ANTHROPIC = b" /v1/messages"
 
 _log = logging.getLogger("prefixd.gateway")
@@ -27,34 +30,38 @@ _log = logging.getLogger("prefixd.gateway")
 class ServerRunner(web.AppRunner):
     """Runs an application; `refused` is told the status of what never reached it."""
 
-    def __init__(self, app: web.Application, refused: Callable[[int], None]) -> None:
+    def __init__(self, app: web.Application, refused: Callable[[int], None], patience: Patience) -> None:
         # Without cancellation of handlers, a client that hangs up would go unnoticed.
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLEANUP_SECONDS)
         self._refused = refused
+        self._patience = patience
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        return _Server(made, self._refused)
+        return _Server(made, self._refused, self._patience)
 
 
 class _Server(web.Server):
     """Makes the connections."""
 
-    def __init__(self, made: web.Server, refused: Callable[[int], None]) -> None:
+    def __init__(self, made: web.Server, refused: Callable[[int], None], patience: Patience) -> None:
         self.__dict__.update(made.__dict__)
         self._refused = refused
+        self._patience = patience
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._refused, loop=self._loop, **self._kwargs)
+        return _Connection(self, self._refused, self._patience, loop=self._loop, **self._kwargs)
 
 
-class _Connection(web.RequestHandler):
+class _Connection(TimedConnection):
     """Knows of what the client sent only the latest line that looked like a request's first."""
 
     __slots__ = ("_asked", "_refused")
 
-    def __init__(self, server: web.Server, refused: Callable[[int], None], **kwargs: Any) -> None:
-        super().__init__(server, **kwargs)
+    def __init__(
+        self, server: web.Server, refused: Callable[[int], None], patience: Patience, **kwargs: Any
+    ) -> None:
+        super().__init__(server, patience, partial(refused, _TOO_SLOW), **kwargs)
         self._asked = b""
         self._refused = refused
 

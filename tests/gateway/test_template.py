@@ -143,7 +143,7 @@ def test_a_render_that_does_not_end_is_ended(source):
         template.render([{"role": "user", "content": "hi"}], None, reply=True)
 
 
-@pytest.mark.parametrize("source", ["{{ 9 ** 9 ** 9 }}", "{{ 'x' * 10 ** 12 }}", "{{ 10 ** 12 * [1] }}"])
+@pytest.mark.parametrize("source", ["{{ 9 ** (9 ** 9) }}", "{{ 'x' * 10 ** 12 }}", "{{ 10 ** 12 * [1] }}"])
 def test_one_operation_that_would_take_for_ever_is_refused(source):
     with pytest.raises(TemplateRefusal, match="out of bounds"):
         ChatTemplate(source, {}).render([], None, reply=True)
