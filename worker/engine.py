@@ -44,6 +44,10 @@ _STOPPING = "the worker is stopping"
 _DRAWN_TOGETHER = ("cuda",)  # on these devices, as each draw there is many small steps
 
 
+class NotFinite(ValueError):
+    """The model gave logits of which none can be chosen."""
+
+
 class EngineFault(Exception):
     """The worker cannot go on: its own state may be wrong."""
 
@@ -71,9 +75,9 @@ class _Rows:
             log.debug("drawing together failed", exc_info=True)  # left to `choose`, where it costs one request
 
     def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
-        """The next token of one row. Raises `ValueError` where the model gave none to choose from."""
+        """The next token of one row. Raises `NotFinite` where the model gave none to choose from."""
         if not math.isfinite(self._most[row]):
-            raise ValueError("the model's logits are not finite")
+            raise NotFinite("the model's logits are not finite")
         if sampler.is_plain_greedy:
             return self._best[row], None
         if row in self._drawn:
@@ -308,6 +312,8 @@ class Engine:
         except Exception as error:
             log.exception("sampling failed")
             self._scheduler.fail(request, "internal", f"{type(error).__name__} while sampling: {error}")
+            if isinstance(error, NotFinite):
+                self._scheduler.suspect(request)
             return
         if self._scheduler.token_chosen(choice, token):
             logprobs = () if logprob is None else (logprob,)

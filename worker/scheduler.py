@@ -6,6 +6,7 @@ or `Failed`, and gives back all it holds before that.
 
 from __future__ import annotations
 
+import logging
 import operator
 import time
 from collections.abc import Callable
@@ -35,10 +36,13 @@ from worker.sampling import Sampler
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
 from worker.sequences import Choice, Request, Running
+from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
 from worker.steps import Decode, Prefill, Step
 from worker.swapping import Swapping
 from worker.tiers.tiers import Tiers
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[bytes, Message], None]
 
@@ -80,6 +84,7 @@ class Scheduler:
         self._caching = caching
         self._clock = clock
         self._commits = Commits(store, metrics)
+        self._clearing = Clearing(store)
         self.background = Background(
             store,
             SequenceMemory(pool, store),
@@ -168,9 +173,20 @@ class Scheduler:
 
     def fail_in_pass(self, request: Request, code: FailureCode, text: str) -> None:
         """End a request whose pass did not run to the end: its recurrent state is of no position any more."""
+        in_prefill = request.state == "prefill"
         if request.is_open:
             self._commits.lost(request)
         self.fail(request, code, text)
+        if in_prefill and code == "internal":
+            self.suspect(request)
+
+    def suspect(self, request: Request) -> None:
+        """A request has ended by a fault that may lie in what it started from: nobody shall meet it there again."""
+        message, depth = request.message, request.depth
+        if depth:
+            log.error("request=%s: it started at depth %d, which is kept no longer", request.request_id, depth)
+            restored = [boundary for boundary in message.boundaries if boundary.end <= depth]
+            self._clearing.distrust(message.tenant, message.token_ids, restored)
 
     def fail_all(self, code: FailureCode, text: str) -> None:
         for request in list(self._requests.values()):

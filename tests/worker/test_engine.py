@@ -72,6 +72,38 @@ def test_logits_that_are_not_finite_fail_the_request_they_belong_to(bad):
     rig.assert_answered(good)
 
 
+@pytest.mark.parametrize("entries", [0, 12])
+@pytest.mark.parametrize("fault", ["pass", "logits"])
+def test_what_a_request_started_from_when_it_met_a_fault_serves_nobody_else(fault, entries, monkeypatch):
+    """S4-h: else every later turn of the conversation would meet it again."""
+    rig = Rig(entries=entries, prefill_rows=64)
+    other = prompt(text(9, 12))
+    turns = [prompt(*(text(turn, 10) for turn in range(count))) for count in (1, 2, 3)]
+    for request in (other, *turns[:2]):
+        rig.serve(request)
+    prefill, head_row = rig.runner.prefill, rig.runner.head_row
+    spoilt = []
+
+    def spoil(token_ids, blocks, start, use=None):
+        """Everything that is computed from the snapshot of 20 tokens."""
+        spoilt.append(start == 20)
+        if fault == "pass" and spoilt[-1]:
+            raise RuntimeError("a corrupt state")
+        return prefill(token_ids, blocks, start, use)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runner, "prefill", spoil)
+        patch.setattr(rig.runner, "head_row", lambda row: head_row(row) * (math.nan if spoilt[-1] else 1))
+        assert rig.end(rig.serve(turns[2])).code == "internal"
+        assert spoilt[-1]
+        assert rig.kept() == [10, 12], "what is built on it is not kept either"
+        again = rig.serve(turns[2])
+    rig.assert_answered(again)
+    assert (rig.accepted(again).depth, rig.accepted(again).reason) == (10, "stale")
+    assert rig.store.stale_drops["verify"] == 1 + (fault == "logits")
+    assert rig.accepted(rig.serve(other)).depth == 12, "nobody else has lost anything"
+
+
 def test_a_fault_in_choosing_costs_one_request(monkeypatch):
     rig = Rig()
     good = rig.generate(one(1, 3), max_tokens=6)
