@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from gateway.body import is_too_deep, mended
-from gateway.conversation import Message, Role, ToolCall
+from gateway.conversation import JsonObject, Message, Role, ToolCall
 from gateway.hints import mark_seconds
 from protocol.errors import RequestError
 
@@ -31,18 +31,27 @@ _FUNCTION_FIELDS = ("name", "description", "parameters")
 # Claude Code's first system block: one line whose version number depends on the conversation's first message.
 _BILLING_HEADER = re.compile(r"x-anthropic-billing-header: cc_version=[^\s;]+;[^\n]*(\n+|\Z)")
 
+Through = Callable[[list[Any], Callable[[int], Message]], tuple[Message, ...]]
 
-def parse_messages(value: object, *, drop_billing_header: bool = True) -> tuple[Message, ...]:
+
+def parse_messages(
+    value: object, *, drop_billing_header: bool = True, through: Through | None = None
+) -> tuple[Message, ...]:
     """Raises `RequestError` naming the field that is wrong.
 
-    `drop_billing_header` leaves out the telemetry line with which one client's system text begins.
+    `drop_billing_header` leaves out the telemetry line with which one client's system text begins. `through`
+    has each item parsed that is not known from before (`SaidBefore.parsed`).
     """
     if not isinstance(value, list):
         raise wrong("messages", "must be a list")
     if not value:
         raise wrong("messages", "must not be empty")
     last = len(value) - 1
-    messages = tuple(_message(item, f"messages.{at}", last=at == last) for at, item in enumerate(value))
+
+    def parse(at: int) -> Message:
+        return _message(value[at], f"messages.{at}", last=at == last)
+
+    messages = through(value, parse) if through else tuple(map(parse, range(len(value))))
     for at, message in enumerate(messages):
         if message.role == "assistant":
             break
@@ -154,14 +163,16 @@ def parse_arguments(value: object, where: str) -> Any:
     if value is None or value == "":
         return {}
     if isinstance(value, dict):
-        return value
+        return JsonObject(value)
     if not isinstance(value, str):
         raise wrong(where, "must be a string of JSON")
     try:
         parsed = mended(json.loads(value))  # not orjson: it turns large whole numbers into floats
     except (ValueError, RecursionError):
         return value
-    return value if is_too_deep(parsed) else parsed
+    if is_too_deep(parsed):
+        return value
+    return JsonObject(parsed) if isinstance(parsed, dict) else parsed
 
 
 def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
@@ -184,7 +195,7 @@ def function_tool(function: object, where: str) -> dict[str, Any]:
     # Templates read both without looking whether they are there.
     fields.setdefault("description", "")
     fields.setdefault("parameters", {"type": "object", "properties": {}})
-    return {"type": "function", "function": fields}
+    return JsonObject({"type": "function", "function": fields})
 
 
 def _text_or_none(value: object) -> str | None:

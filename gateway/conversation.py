@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+class JsonObject(dict[str, Any]):
+    """An object that a client sent, never changed from then on; it keeps the texts that `text_of` made of it.
+
+    It has no names but a dict's: templates would take them for fields.
+    """
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self._texts: dict[Hashable, str] = {}
+
+
+def text_of(value: JsonObject, layout: Hashable, write: Callable[[], str]) -> str:
+    """What `write` makes of `value`, made once for each layout."""
+    text = value._texts.get(layout)
+    if text is None:
+        text = value._texts[layout] = write()
+    return text
 
 
 @dataclass(frozen=True, slots=True)

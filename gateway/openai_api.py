@@ -10,7 +10,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from gateway.body import parse_object
-from gateway.canonical import parse_messages, parse_tools
+from gateway.canonical import Through, parse_messages, parse_tools
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.hints import mark_seconds
@@ -82,7 +82,8 @@ def _read(
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
         raise unknown_model(params.model)
     if isinstance(params, ChatParams):
-        conversation = _conversation(fields, params, settings)
+        through = partial(maker.said.parsed, tenant.name, len(body))
+        conversation = _conversation(fields, params, settings, through)
         demand = params.demand(fields.get("tools"))
         prompt = maker.chat(conversation, model, tenant)
         calls = params.tool_choice != "none"
@@ -100,8 +101,11 @@ def unknown_model(name: str) -> RequestError:
     return RequestError(f"the model {name!r} does not exist", param="model", code="model_not_found", status=404)
 
 
-def _conversation(fields: dict[str, Any], params: ChatParams, settings: GatewaySettings) -> Conversation:
-    messages = parse_messages(fields.get("messages"), drop_billing_header=settings.drop_billing_header)
+def _conversation(
+    fields: dict[str, Any], params: ChatParams, settings: GatewaySettings, through: Through
+) -> Conversation:
+    drop = settings.drop_billing_header
+    messages = parse_messages(fields.get("messages"), drop_billing_header=drop, through=through)
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = template_variables(params.chat_template_kwargs, params.reasoning_effort, params.enable_thinking)

@@ -21,6 +21,7 @@ from gateway.conversation import Conversation
 from gateway.detokenizer import TokenBytes
 from gateway.model_files import ModelFiles
 from gateway.renderer import PromptText, Renderer
+from gateway.said_before import SaidBefore
 from gateway.template import ChatTemplate
 from gateway.template_probe import learn, probe_texts
 from gateway.tenants import ANYONE, Tenant
@@ -85,6 +86,7 @@ class PromptMaker:
         self.tokenizer = PromptTokenizer(files.tokenizer, written)
         self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
+        self.said = SaidBefore()
         self._chains = Chains()
         self._prefix = self.tokenizer.default_prefix()
         self._kept_from = max(len(self._prefix), 1)  # BOS alone is nothing to keep
@@ -149,6 +151,7 @@ class PromptMaker:
 
     def _encode(self, conversation: Conversation, limit: int | None, tenant: Tenant = ANYONE) -> _Encoded:
         renderer = self.renderer(conversation)
+        conversation = replace(conversation, tools=self.said.same_tools(tenant.name, conversation.tools))
         conversation, sentinel = self._without_control(conversation, renderer)
         rendered = _guarded(lambda: renderer.render(conversation))
         wanted = [cut.end for cut in rendered.cuts]

@@ -16,6 +16,8 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from gateway.conversation import JsonObject, text_of
+
 
 class TemplateRefusal(TemplateError):
     """The template itself called `raise_exception`: the conversation is one it does not take."""
@@ -47,7 +49,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
-        if kind is dict:
+        if kind is dict or kind is JsonObject:
             if attribute not in _DICT_NAMES:
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         elif kind is Namespace:
@@ -103,14 +105,12 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it: Jinja's own filter escapes for HTML and sorts keys."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_listed,
-    )
+    layout = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+
+    def write() -> str:
+        return json.dumps(value, **layout, default=_listed)  # type: ignore[arg-type]
+
+    return text_of(value, str(layout), write) if type(value) is JsonObject else write()
 
 
 def _listed(value: object) -> list[object]:

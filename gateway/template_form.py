@@ -131,7 +131,8 @@ def ending(message: Message) -> str:
 
 
 def _call_text(call: ToolCall) -> str:
-    body = to_json({"name": call.name, "arguments": call.arguments})
+    # Put together, as what was made of the arguments before need not be made again.
+    body = f'{{"name": {to_json(call.name)}, "arguments": {to_json(call.arguments)}}}'
     return f"<tool_call>\n{body}\n</tool_call>"
 
 

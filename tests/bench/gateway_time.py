@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def turn(maker: PromptMaker, body: bytes) -> None:
     """What happens between a body and the frames for the worker."""
     fields = parse_object(body)
     parse_params("chat", fields)
-    made = maker.chat(Conversation(parse_messages(fields["messages"]), parse_tools(fields.get("tools"))), MODEL)
+    messages = parse_messages(fields["messages"], through=partial(maker.said.parsed, "", len(body)))
+    made = maker.chat(Conversation(messages, parse_tools(fields.get("tools"))), MODEL)
     encode(Generate("bench", made.token_ids, made.boundaries, Sampling(100)))
 
 
