@@ -110,10 +110,13 @@ class WorkerHealth:
         self.begin()
 
     def begin(self) -> None:
-        self._ready, self._silent = False, 0
+        self._ready, self._loaded, self._silent = False, False, 0
 
     async def __call__(self) -> Health:
-        """Ready once all gateways have noticed that it is: from then on requests are served."""
+        """Ready once all gateways have noticed that it is: from then on requests are served.
+
+        While it loads it may be silent: what is imported and compiled then keeps every thread from speaking.
+        """
         heartbeat = await asyncio.to_thread(self._heartbeat)
         self._silent = 0 if heartbeat else self._silent + 1
         match heartbeat:
@@ -122,9 +125,10 @@ class WorkerHealth:
             case {"loop_age_seconds": float(age)} if age > HUNG_SECONDS:
                 return Health("hung", f"a step has been running for {age:.0f} s")
             case {"phase": "ready"}:
+                self._loaded = True
                 listening = [gateway for gateway in self._gateways if gateway.listens]
                 self._ready |= bool(listening) and all(gateway.sees_worker for gateway in listening)
-        if self._ready and self._silent >= self._patience:
+        if self._loaded and self._silent >= self._patience:
             silence = self._silent * (_PROBE_TIMEOUT_SECONDS + WATCH_SECONDS)
             return Health("hung", f"it has been silent for {silence:.0f} s")
         return Health("ready" if self._ready else "starting")

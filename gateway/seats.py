@@ -25,10 +25,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from protocol.errors import SettingsError
-from protocol.rundir import lock_run_dir
+from protocol.rundir import METRICS_FOLDER, lock_run_dir
 
 MAX_SEATS = 256
-_FOLDER = "metrics"
 _KINDS = ("counter", "histogram", "gauge_livesum")
 _FILE_BYTES = 1 << 17  # more than the metrics of one gateway take
 _FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<seat>\d+)\.db")
@@ -44,7 +43,7 @@ class Seat:
     def __init__(self, run_dir: Path) -> None:
         """Raises `SettingsError` where there is no place left, `OSError` where there is none for its files."""
         self._run_dir = run_dir
-        self._folder = run_dir / _FOLDER
+        self._folder = run_dir / METRICS_FOLDER
         self.number, self._lock = _take_seat(run_dir)
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -58,7 +57,10 @@ class Seat:
 
     @contextmanager
     def writing_through(self) -> Iterator[None]:
-        """Metrics that are made meanwhile go on from what this seat has counted before; gauges need `livesum`."""
+        """Metrics made meanwhile, every label of theirs, go on from what this seat has counted before.
+
+        Gauges need `livesum`. A label that is first named later is not written through.
+        """
         before = prometheus_client.values.ValueClass
         os.environ[_FOLDER_VARIABLE] = str(self._folder)
         try:
@@ -136,9 +138,9 @@ def forget_counts(run_dir: Path) -> None:
                 return
         for number in _seats(run_dir):
             for kind in _KINDS:
-                (run_dir / _FOLDER / f"{kind}_{number}.db").unlink(missing_ok=True)
+                (run_dir / METRICS_FOLDER / f"{kind}_{number}.db").unlink(missing_ok=True)
         with suppress(OSError):  # a gateway that came meanwhile has put something in
-            (run_dir / _FOLDER).rmdir()
+            (run_dir / METRICS_FOLDER).rmdir()
 
 
 def _take_seat(run_dir: Path) -> tuple[int, IO[str]]:

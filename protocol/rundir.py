@@ -13,6 +13,7 @@ from protocol.limits import MAX_SOCKET_PATH_BYTES
 
 WORK_SOCKET = "work.sock"
 CONTROL_SOCKET = "control.sock"
+METRICS_FOLDER = "metrics"  # what gateways have counted
 _LOCK_SUFFIX = ".lock"
 
 
@@ -56,7 +57,7 @@ def prepare_run_dir(run_dir: Path) -> None:
 
 
 def _is_ours(entry: Path) -> bool:
-    return entry.name in (WORK_SOCKET, CONTROL_SOCKET) or entry.suffix == _LOCK_SUFFIX
+    return entry.name in (WORK_SOCKET, CONTROL_SOCKET, METRICS_FOLDER) or entry.suffix == _LOCK_SUFFIX
 
 
 def lock_run_dir(run_dir: Path, role: str) -> IO[str]:

@@ -21,7 +21,7 @@ SECONDS = 15.0  # "within seconds", on a machine that may be busy
 @pytest.fixture(scope="module")
 def daemon(chat_model: Path) -> Iterator[Daemon]:
     """Up to two requests run. It comes through all that is done to its worker here."""
-    daemon = Daemon(chat_model, "--max-running", "2")
+    daemon = Daemon(chat_model, "--max-running", "2", "--hung-seconds", "6")
     yield daemon
     daemon.close()
 
@@ -65,22 +65,41 @@ def test_worker_killed_under_load(daemon: Daemon):
     assert metrics(client)[lost] - before.get(lost, 0) == 3
 
 
-def test_ready_is_red_with_the_cause_while_the_worker_is_gone(daemon: Daemon):
+def test_a_worker_that_hangs_is_started_again(daemon: Daemon):
+    """One that lives and says nothing: what is open ends, readiness is red with the cause, and service comes back."""
     client = daemon.wait_ready()
+    until(lambda: "prefixd serves" in daemon.log(), "the supervisor knows it")
+    until(lambda: daemon.log().count("worker is ready again") == daemon.log().count("worker died"), "and this one")
     [worker] = daemon.processes("worker")
-    os.kill(worker, signal.SIGSTOP)  # silent, as a hung one is; a killed one may be back too soon to be seen
+    stream = client.stream([user(words("hangs", 50))], **ENDLESS)
+    whole = client.send([user("Tell me a story without end.")], **ENDLESS)
     try:
-        answer = until(lambda: (a := client.get("/ready")).status == 503 and a, "the gateway notices the silence")
+        assert stream.take_text(3)
+        until(lambda: daemon.stats()["requests_running"] == 2, "both run")
+        os.kill(worker, signal.SIGSTOP)
+        stopped = time.monotonic()
+        assert daemon.cachectl("--timeout", "0.5", "stats").returncode == 3
+        last = list(stream)[-1]
+        assert last["error"]["type"] == "server_error"
+        assert not stream.is_done
+        answer = client.get("/ready")
+        assert answer.status == 503
         assert answer.body == {"phase": "unreachable", "detail": "the worker cannot be reached"}
-        refused = client.chat([user("Hello")])
-        assert refused.status == 503
-        assert refused.error["message"] == "the worker cannot be reached"
-        assert client.get("/health").status == 200
         assert metrics(client)["prefixd_worker_up"] == 0
-        assert daemon.cachectl("--timeout", "1", "stats").returncode == 3
+        assert client.get("/health").status == 200
+        response = whole.getresponse()
+        assert response.status == 503
+        assert json.loads(response.read())["error"]["message"]
+        assert time.monotonic() - stopped < SECONDS
     finally:
-        os.kill(worker, signal.SIGCONT)
+        stream.close()
+        whole.close()
+    refused = client.chat([user("Hello")])
+    assert refused.status == 503
+    assert "worker" in refused.error["message"]
+    until(lambda: "worker died (killed, as it has been silent for" in daemon.log(), "the supervisor says why")
     daemon.wait_ready()
+    assert daemon.processes("worker") != [worker]
     assert client.chat([user("Hello")]).status == 200
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from protocol.errors import SettingsError
 from protocol.limits import MAX_SOCKET_PATH_BYTES
-from protocol.rundir import CONTROL_SOCKET, default_run_dir, lock_run_dir, prepare_run_dir, socket_address
+from protocol.rundir import (
+    CONTROL_SOCKET,
+    METRICS_FOLDER,
+    default_run_dir,
+    lock_run_dir,
+    prepare_run_dir,
+    socket_address,
+)
 
 
 def test_the_directory_is_made_for_its_owner_only(tmp_path):
@@ -20,6 +27,7 @@ def test_the_directory_is_made_for_its_owner_only(tmp_path):
 def test_an_open_directory_is_closed_to_others(tmp_path):
     for name in (CONTROL_SOCKET, "daemon.lock"):
         (tmp_path / name).touch()
+    (tmp_path / METRICS_FOLDER).mkdir()
     tmp_path.chmod(0o755)
     prepare_run_dir(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
