@@ -2,6 +2,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CLIENTS := $(VENV)/clients
 SOURCES := protocol gateway worker cachectl deploy tests conftest.py
 # Where install-app puts the program, and install-system the rest. A package is made with DESTDIR and PREFIX=/usr.
@@ -82,14 +83,14 @@ clean: ## remove what the other targets made
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Not compiled ahead: of so many files few are ever imported, and those are compiled then.
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	$(PIP) --no-compile '$(TORCH)' -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test]'
-	touch $@
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --no-compile '$(TORCH)' -e '.[test]'
+	touch $(VENV)/.installed $@
 
 # Each package of Python in an environment of its own: they want other releases of what the project uses.
 $(CLIENTS)/.installed: $(wildcard tests/clients/package.json tests/clients/requirements*.txt) | $(VENV)/.installed-test
