@@ -124,6 +124,7 @@ def build(
         state_chunk=runner.state_chunk,
         max_running=min(settings.max_running, runner.max_decode_rows),
         max_waiting=settings.max_waiting,
+        max_queue_seconds=settings.queue_seconds,
         caching=settings.slots > 0,
         verify_hits=settings.verify_hits,
         differ=lambda kept, computed: not torch.equal(kept, computed),

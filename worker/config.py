@@ -37,6 +37,9 @@ class WorkerSettings(ProcessSettings):
     slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
     max_running: int = Field(32, gt=0, description="requests computed at the same time")
     max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
+    queue_seconds: float = Field(
+        300.0, gt=0, description="longest wait in the queue; a request whose turn has not come by then gets 429"
+    )
     deterministic: bool = Field(True, description="an answer never depends on what runs beside it")
     verify_hits: float = Field(
         0.0, ge=0, le=1, description="share of hits to compute again in idle time and compare bit for bit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -320,6 +321,25 @@ async def test_many_streams_lose_nothing(served: Served, worker: FakeWorker):
 
     texts = await asyncio.gather(*(one(number) for number in range(24)))
     assert texts == ["word " * 120] * 24
+
+
+async def test_large_prompts_hold_up_neither_streams_nor_health(served: Served, worker: FakeWorker):
+    """K-LO7: a megabyte each, which takes its time to be rendered, encoded and hashed."""
+    worker.model = replace(worker.model, max_model_len=1 << 20)
+    await served.until(lambda: served.gateway.client.model() == worker.model)
+    worker.script = never_ending
+    stream = await served.chat(stream=True)
+    worker.script = say("Read.")
+    large = [asyncio.create_task(served.chat(f"{number} words " * 100_000)) for number in range(2)]
+    rounds = 0
+    while not all(task.done() for task in large):
+        assert (await served.http.get(served.url + "/health")).status == 200
+        assert await stream.content.readline()
+        rounds += 1
+    assert rounds >= 25, "they went on between the prompts at best"
+    assert [(await task).status for task in large] == [200] * 2
+    stream.close()
+    await served.until(lambda: bool(worker.cancels))
 
 
 async def test_our_own_fault_in_a_stream_is_an_event_too(

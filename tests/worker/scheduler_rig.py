@@ -7,6 +7,7 @@ model recurs, it also has entries that hold the state of one position and that p
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -263,6 +264,7 @@ class Rig:
         slots: int = 16,
         max_running: int = 4,
         max_waiting: int = 100,
+        max_queue_seconds: float = math.inf,
         max_model_len: int = 4096,
         prefill_rows: int = 8,
         block_tokens: int = BLOCK_TOKENS,
@@ -295,6 +297,7 @@ class Rig:
             shared_prefill_rows=64,
             max_running=max_running,
             max_waiting=max_waiting,
+            max_queue_seconds=max_queue_seconds,
             caching=slots > 0,
             verify_hits=verify_hits,
             differ=lambda kept, computed: not torch.equal(kept, computed),

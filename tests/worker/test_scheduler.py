@@ -134,6 +134,31 @@ def test_the_queue_is_bounded():
         rig.assert_answered(request)
 
 
+def test_a_wait_in_the_queue_has_an_end():
+    """Whoever has started is served, however long it takes; the others are told, oldest first, and leave nothing."""
+    rig = Rig(max_running=1, max_queue_seconds=20.0)
+    first = rig.generate(one(1, 8), max_tokens=60)
+    waiting = [rig.generate(one(number, 8)) for number in (2, 3)]
+    rig.turn()
+    started = rig.clock()
+    rig.turn_until(lambda: rig.of(waiting[1], Failed))
+    assert rig.clock() - started < 30.0, "told in time, not at the end of who runs"
+    assert rig.scheduler.running_count == 1
+    for request in waiting:
+        end = rig.end(request)
+        assert end.code == "queue_full"
+        assert end.message == "no turn came in 20 seconds of waiting in the queue"
+        assert not rig.of(request, Accepted)
+    late = rig.generate(one(4, 8))
+    rig.run()
+    rig.assert_answered(first)
+    assert rig.end(late).code == "queue_full", "it waited for the first one as well"
+    last = rig.generate(one(5, 8))
+    rig.run()
+    rig.assert_answered(last)
+    assert rig.metrics.values(rig.metrics.failures, "cause")["queue_full"] == 3
+
+
 def test_an_id_in_use_is_refused_and_the_open_request_goes_on():
     rig = Rig()
     request = rig.generate(one(1, 20))
