@@ -23,6 +23,7 @@ from protocol.messages import PROTOCOL_VERSION, Message
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
 _ID_BYTES = 4
+_QUOTED = 80  # characters of what is refused, in the refusal
 
 
 def encode(message: Message) -> list[bytes]:
@@ -56,14 +57,17 @@ def decode(frames: Sequence[bytes]) -> Message:
         raise ProtocolError(f"header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("header is not an object")
-    version = header.get("v")
+    # What a refusal quotes must be short: a header may hold megabytes, and nest deeper than Python prints.
+    version, name, body = header.get("v"), header.get("type"), header.get("body")
+    if type(version) is not int:
+        raise ProtocolError("header has no protocol version")
     if version != PROTOCOL_VERSION:
-        refusal = VersionMismatch if type(version) is int else ProtocolError
-        raise refusal(f"protocol version {version!r} is not {PROTOCOL_VERSION}: upgrade both sides")
-    kind = _TYPES.get(str(header.get("type")))
-    body = header.get("body")
-    if kind is None or not isinstance(body, dict):
-        raise ProtocolError(f"unknown message type {header.get('type')!r}")
+        raise VersionMismatch(f"protocol version {version} is not {PROTOCOL_VERSION}: upgrade both sides")
+    if not isinstance(name, str) or not isinstance(body, dict):
+        raise ProtocolError("header has no message type or no body")
+    kind = _TYPES.get(name)
+    if kind is None:
+        raise ProtocolError(f"unknown message type {_shown(name)}")
     if "token_ids" in body:
         body["token_ids"] = _token_ids(body["token_ids"], frames)
     elif len(frames) > 1:
@@ -72,9 +76,14 @@ def decode(frames: Sequence[bytes]) -> Message:
         message: Message = _adapter(kind).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = _shown(".".join(map(str, first["loc"])))  # some of these are the sender's own words
         raise ProtocolError(f"{kind.__name__}.{where}: {first['msg']}") from error
     return message
+
+
+def _shown(text: str) -> str:
+    """As it may stand in a line of a log."""
+    return ascii(text)[1:-1][:_QUOTED]
 
 
 @cache

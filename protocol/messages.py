@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field, InstanceOf
 
 from protocol.digest import DIGEST_BYTES
-from protocol.limits import MAX_GRAMMAR_CHARACTERS
+from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_REQUEST_ID_CHARACTERS
 
 PROTOCOL_VERSION = 1
 
@@ -27,6 +27,8 @@ def _digest(value: object) -> object:
 
 
 Digest = Annotated[bytes, BeforeValidator(_digest)]
+# Stands in log lines: one word of them.
+RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID_CHARACTERS, pattern="^[!-~]*$")]
 if TYPE_CHECKING:
     TokenIds = array[int]
 else:
@@ -123,7 +125,7 @@ class Generate:
     its own turns in the queue, and is not told where its prompt differs from what the tenant's others sent.
     """
 
-    request_id: str
+    request_id: RequestId
     token_ids: TokenIds
     boundaries: tuple[Boundary, ...]
     sampling: Sampling
@@ -154,7 +156,7 @@ class Absorb:
     is no answer to it.
     """
 
-    request_id: str  # of the request that was answered
+    request_id: RequestId  # of the request that was answered
     token_ids: TokenIds
     boundaries: Annotated[tuple[Boundary, ...], Field(min_length=1)]
     tenant: str = ""

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from protocol.messages import FailureCode, Generate, Reason
+from protocol.messages import Absorb, FailureCode, Generate, Reason
 from worker.block_pool import BlockPool
 from worker.lookup import Lookup
 from worker.metrics import WorkerMetrics
+from worker.sampling import unusable
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
 from worker.sequences import Request, Running
-from worker.snapshot_finding import Finding
+from worker.snapshot_finding import Finding, Restored
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 from worker.tiers.loading import NoRoom
@@ -78,20 +79,16 @@ class Admission:
     def refusal(self, message: Generate) -> tuple[FailureCode, str] | None:
         """Why a request cannot be taken in at all, or not now."""
         ids = message.token_ids
-        ends = [boundary.end for boundary in message.boundaries]
-        if not len(ids):
-            return "invalid", "token_ids is empty"
-        values = np.frombuffer(ids, dtype=np.int32)  # 40 times as quick as Python's own search
-        if values.min() < 0 or values.max() >= self._vocab_size:
-            return "invalid", f"token_ids holds an id outside [0, {self._vocab_size})"
-        if any(a >= b for a, b in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > len(ids)):
-            return "invalid", "boundaries do not rise within the prompt"
+        if problem := self.unsound(message):
+            return "invalid", problem
         if not 1 <= message.n <= MAX_CHOICES:
             return "invalid", f"n must be at least 1 and at most {MAX_CHOICES}"
         if self._states.most is not None and message.n > self._states.most:
             return "invalid", f"n must be at most {self._states.most}: kv_memory holds no more recurrent states"
         if message.sampling.max_tokens < 1:
             return "invalid", "max_tokens must be at least 1"
+        if problem := unusable(message.sampling):
+            return "invalid", problem
         if len(ids) >= self.context_tokens:
             limit = "the context" if self.context_tokens == self._max_model_len else "kv_memory"
             # The wording by which clients know that they must compact, as the gateway has it.
@@ -105,6 +102,19 @@ class Admission:
         own = sum(taker(request.message) == name for request in self.waiting) if name else 0
         if own and own >= self._max_waiting - len(self.waiting):
             return "queue_full", f"{own} requests of this tenant are waiting already"
+        return None
+
+    def unsound(self, message: Generate | Absorb) -> str | None:
+        """Why its tokens and boundaries cannot be those of a prompt; None if they can."""
+        ids = message.token_ids
+        ends = [boundary.end for boundary in message.boundaries]
+        if not len(ids):
+            return "token_ids is empty"
+        values = np.frombuffer(ids, dtype=np.int32)  # 40 times as quick as Python's own search
+        if values.min() < 0 or values.max() >= self._vocab_size:
+            return f"token_ids holds an id outside [0, {self._vocab_size})"
+        if any(a >= b for a, b in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > len(ids)):
+            return "boundaries do not rise within the prompt"
         return None
 
     def next(self) -> Request | None:

@@ -210,7 +210,7 @@ class Engine:
                 self._scheduler.cancel(sender, message)
             case FromGateway(_, Absorb() as message):
                 self._busy = self._clock()
-                self._scheduler.background.absorb(message)
+                self._scheduler.absorb(message)
             case FromGateway(_, Vocabulary() as message):
                 self._scheduler.grammars.learn(message)
             case FromOperator(sender, command):

@@ -82,8 +82,10 @@ class Grammars:
         tokens = (tokens + [b""] * (size - len(tokens)))[:size]  # rows of logits without a token never come
         ends = [token for token in self._vocabulary.end_token_ids if 0 <= token < size]
         special = [token for token in self._vocabulary.special_token_ids if 0 <= token < size]
-        source = _Tokens(tokens, special, ends[0] if ends else None)
-        tokenizer = LLTokenizer(TokenizerWrapper(source), eos_token=ends or None)
+        if not ends:  # llguidance would add one of its own, for which rows of logits have no place
+            raise GrammarError("the vocabulary has no token that ends an answer")
+        source = _Tokens(tokens, special, ends[0])
+        tokenizer = LLTokenizer(TokenizerWrapper(source), eos_token=ends)
         source.trie = tokenizer
         return tokenizer
 
@@ -93,7 +95,7 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], special: list[int], end: int | None) -> None:
+    def __init__(self, tokens: list[bytes], special: list[int], end: int) -> None:
         self.tokens = tokens
         self.special_token_ids = special
         self.eos_token_id = end

@@ -70,7 +70,7 @@ class Journal:
         """Remember a request that was never taken in, as failed, and write its line."""
         request.state, request.ended_at = "failed", request.arrived
         self._remember(request)
-        log.info("request=%s state=refused cause=%s: %s", request.request_id, code, text)
+        log.info("request=%s state=refused cause=%s: %s", request.request_id, code, " ".join(text.split()))
 
     def _remember(self, request: Request) -> Explanation:
         explanation = self._explain(request)

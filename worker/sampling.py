@@ -18,7 +18,27 @@ from protocol.messages import Sampling, TokenLogprob
 from worker.draws import Draw
 from worker.grammar import Constraint, GrammarError
 
+_LARGEST = 1e6  # of what logits are multiplied with or added to: they stay finite
 _SMALLEST_LOGPROB = -1e30  # stands for minus infinity, which JSON has no word for
+
+
+def unusable(sampling: Sampling) -> str | None:
+    """What of it cannot be followed; None if all can. A gateway asks for less, but anybody may hold a socket."""
+    s = sampling
+    for name, is_usable in (
+        ("temperature", 0 <= s.temperature <= _LARGEST),
+        ("top_p", 0 < s.top_p <= 1),
+        ("top_k", s.top_k >= 0),
+        ("min_p", 0 <= s.min_p <= 1),
+        ("presence_penalty", abs(s.presence_penalty) <= _LARGEST),
+        ("frequency_penalty", abs(s.frequency_penalty) <= _LARGEST),
+        ("repetition_penalty", 1 / _LARGEST <= s.repetition_penalty <= _LARGEST),
+        ("logit_bias", all(abs(bias) <= _LARGEST for bias in s.logit_bias.values())),
+        ("logprobs", s.logprobs is None or s.logprobs >= 0),
+    ):
+        if not is_usable:
+            return f"{name}: out of range"
+    return None
 
 
 class Sampler:

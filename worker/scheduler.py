@@ -7,13 +7,13 @@ or `Failed`, and gives back all it holds before that.
 from __future__ import annotations
 
 import logging
-import math
 import operator
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 from protocol.messages import (
+    Absorb,
     Accepted,
     Cancel,
     Completed,
@@ -67,7 +67,6 @@ class Scheduler:
         max_running: int,
         max_waiting: int,
         caching: bool,
-        max_queue_seconds: float = math.inf,
         verify_hits: float = 0.0,
         differ: Callable[[Any, Any], bool] = operator.ne,
         clock: Callable[[], float] = time.monotonic,
@@ -76,7 +75,6 @@ class Scheduler:
     ) -> None:
         self.epoch = epoch
         self.running = Running()
-        self._max_queue_seconds = max_queue_seconds
         self.grammars = Grammars(vocab_size)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._pool = pool
@@ -149,6 +147,16 @@ class Scheduler:
         self._admission.waiting.append(request)
         self._journal.add(request)
         self._admit()
+
+    def absorb(self, message: Absorb) -> None:
+        """Have an answered conversation computed in idle time. One that cannot be is dropped: nobody waits for it."""
+        problem = self._admission.unsound(message)
+        if problem is None and len(message.token_ids) > self._admission.context_tokens:
+            problem = f"{len(message.token_ids)} tokens are more than fit"
+        if problem is None:
+            self.background.absorb(message)
+        else:
+            log.warning("request=%s: its answer is not absorbed: %s", message.request_id, problem)
 
     def cancel(self, sender: bytes, message: Cancel) -> None:
         """Stop a request or one choice. Unknown ones are no error: they ended meanwhile."""
@@ -250,7 +258,6 @@ class Scheduler:
         return self._passes.after(step)
 
     def _admit(self) -> None:
-        self._refuse_overdue()
         while True:
             try:
                 request = self._admission.next()
@@ -273,13 +280,6 @@ class Scheduler:
                 request.diverged_token,
             )
             self._emit(request.sender, accepted)
-
-    def _refuse_overdue(self) -> None:
-        """Those who have waited for too long are told so while they still listen. The first has waited longest."""
-        latest = self._clock() - self._max_queue_seconds
-        while self.waiting and self.waiting[0].arrived < latest:
-            text = f"no turn came in {self._max_queue_seconds:g} seconds of waiting in the queue"
-            self.fail(self.waiting[0], "queue_full", text)
 
     def _tell_lookup(self, request: Request) -> None:
         digest = next((b.digest for b in request.message.boundaries if b.end == request.depth), b"")

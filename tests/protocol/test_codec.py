@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.codec import decode, encode
 from protocol.digest import DIGEST_BYTES
 from protocol.errors import ProtocolError, VersionMismatch
-from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_HEADER_BYTES
+from protocol.limits import MAX_GRAMMAR_CHARACTERS, MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARACTERS
 from protocol.messages import (
     PROTOCOL_VERSION,
     Absorb,
@@ -38,6 +38,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**31)
 json = st.recursive(st.none() | st.booleans() | counts | st.text(), lambda inner: st.lists(inner))
 
+request_ids = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=MAX_REQUEST_ID_CHARACTERS)
 boundaries = st.builds(
     Boundary, end=counts, digest=digests, kind=st.sampled_from(["head", "message", "interior"]), messages=counts
 )
@@ -54,7 +55,7 @@ messages = st.one_of(
     st.builds(Hello, gateway_id=st.text()),
     st.builds(
         Generate,
-        request_id=st.text(),
+        request_id=request_ids,
         token_ids=ids,
         boundaries=st.lists(boundaries).map(tuple),
         sampling=samplings,
@@ -198,3 +199,22 @@ def test_a_grammar_has_a_size(grammar):
     frames = encode(Generate("r", array("i", [1]), (), Sampling(1, grammar=grammar)))
     with pytest.raises(ProtocolError, match=r"Generate\.sampling\.grammar"):
         decode(frames)
+
+
+@pytest.mark.parametrize("request_id", ["a b", "a\nrequest=forged state=finished", "é", "x" * 257])
+def test_a_request_has_a_name_that_is_one_word_of_the_log(request_id):
+    with pytest.raises(ProtocolError, match=r"Generate\.request_id"):
+        decode(encode(generate(request_id=request_id)))
+
+
+@pytest.mark.parametrize("name", ["type", "v"])
+def test_a_header_that_nests_as_deep_as_json_may_is_refused_in_few_words(name):
+    nested = b"[" * 1015 + b"]" * 1015
+    for value in (nested, b'"' + b"x" * 100_000 + b'"', b"null", b"true", b"1.0"):
+        header = b'{"v":1,"type":"Hello","body":{"gateway_id":"g"}}'
+        damaged = header.replace(
+            b'"type":"Hello"' if name == "type" else b'"v":1', b'"%b":%b' % (name.encode(), value)
+        )
+        with pytest.raises(ProtocolError) as refused:
+            decode([damaged])
+        assert len(str(refused.value)) < 200

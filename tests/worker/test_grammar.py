@@ -239,3 +239,13 @@ def test_a_schema_that_never_comes_to_a_value_is_the_request_s_fault():
     assert (rig.end(request).code, rig.tokens(request)) == ("invalid", [])
     assert rig.end(request).message.startswith("grammar: ")
     assert "non-verbose" not in rig.end(request).message
+
+
+def test_a_vocabulary_in_which_nothing_ends_an_answer_is_refused():
+    rig = Rig()
+    rig.sockets.inbox.put(FromGateway(b"gateway", Vocabulary(TOLD.tokens, (1,), (-1, VOCAB))))
+    request = rig.serve(one(1, 9), grammar='start: "ab"')
+    assert (rig.end(request).code, rig.end(request).message) == (
+        "invalid",
+        "grammar: the vocabulary has no token that ends an answer",
+    )
