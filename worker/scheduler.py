@@ -7,6 +7,7 @@ or `Failed`, and gives back all it holds before that.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from collections.abc import Callable
@@ -67,6 +68,7 @@ class Scheduler:
         max_running: int,
         max_waiting: int,
         caching: bool,
+        max_queue_seconds: float = math.inf,
         verify_hits: float = 0.0,
         differ: Callable[[Any, Any], bool] = operator.ne,
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +77,7 @@ class Scheduler:
     ) -> None:
         self.epoch = epoch
         self.running = Running()
+        self._max_queue_seconds = max_queue_seconds
         self.grammars = Grammars(vocab_size)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._pool = pool
@@ -258,6 +261,7 @@ class Scheduler:
         return self._passes.after(step)
 
     def _admit(self) -> None:
+        self._refuse_overdue()
         while True:
             try:
                 request = self._admission.next()
@@ -280,6 +284,13 @@ class Scheduler:
                 request.diverged_token,
             )
             self._emit(request.sender, accepted)
+
+    def _refuse_overdue(self) -> None:
+        """Those who have waited for too long are told so while they still listen. The first has waited longest."""
+        latest = self._clock() - self._max_queue_seconds
+        while self.waiting and self.waiting[0].arrived < latest:
+            text = f"no turn came in {self._max_queue_seconds:g} seconds of waiting in the queue"
+            self.fail(self.waiting[0], "queue_full", text)
 
     def _tell_lookup(self, request: Request) -> None:
         digest = next((b.digest for b in request.message.boundaries if b.end == request.depth), b"")
