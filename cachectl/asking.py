@@ -23,6 +23,8 @@ class Asked(argparse.Namespace):
     """The command line. From `slot` on, which are set depends on the command."""
 
     run_dir: Path
+    endpoint: str | None
+    curve_key: Path | None
     json: bool
     timeout: float
     command: str
@@ -42,6 +44,7 @@ class Asked(argparse.Namespace):
     url: str
     api: str | None
     api_key_file: Path | None
+    folder: Path
 
 
 def ask(client: ControlClient, kind: type[Answer], verb: str, **args: object) -> Answer:

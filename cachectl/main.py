@@ -11,6 +11,7 @@ from pathlib import Path
 from cachectl.asking import Asked
 from cachectl.commands import COMMANDS
 from protocol.control_client import CommandRefused, ControlClient
+from protocol.endpoints import check_tcp, control_endpoint
 from protocol.errors import SettingsError, WorkerUnavailable
 from protocol.rundir import default_run_dir
 
@@ -21,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused, 2 wrong usage, 3 worker not reachable."""
     asked = _parser().parse_args(argv, namespace=Asked())
     try:
-        with ControlClient(asked.run_dir, asked.timeout) as client:
+        with ControlClient(
+            control_endpoint(asked.run_dir, asked.endpoint, asked.curve_key), asked.timeout
+        ) as client:
             return DONE if COMMANDS[asked.command].run(client, asked) else REFUSED
     except CommandRefused as error:
         return _complain(str(error), REFUSED)
@@ -53,6 +56,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="run directory of the daemon (default: %(default)s)",
     )
+    parser.add_argument(
+        "--endpoint",
+        type=_tcp,
+        metavar="tcp://HOST:PORT",
+        default=os.environ.get("PREFIXD_CONTROL_ENDPOINT") or None,
+        help="where the worker takes commands over TCP, instead of in a run directory; needs --curve-key",
+    )
+    parser.add_argument(
+        "--curve-key",
+        type=Path,
+        metavar="FILE",
+        default=os.environ.get("PREFIXD_CURVE_KEY") or None,
+        help="file of CURVE keys, made by prefixd keygen",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--timeout",
@@ -68,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=command.summary, description=command.summary, parents=[anywhere])
         command.add_arguments(sub)
     return parser
+
+
+def _tcp(text: str) -> str:
+    try:
+        return check_tcp(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seconds(text: str) -> float:

@@ -18,7 +18,9 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_exceptions import HTTPException
 
 from gateway import anthropic_api, openai_api, responses_api
+from gateway.api_keys import ApiKeys
 from gateway.errors import ErrorAnswer, error_answer
+from gateway.faults import log_fault
 from gateway.http_server import ANTHROPIC_ID_HEADER, ID_HEADER, SERVER, ServerRunner
 from gateway.openapi import openapi_json
 from gateway.service import ARRIVED, REQUEST_ID, TENANT, Gateway
@@ -34,7 +36,7 @@ _ID_LENGTH = 128
 _DISCONNECTED, _TOO_SLOW = 499, 408
 _ANTHROPIC_VERSION = "anthropic-version"
 _OPEN_ROUTES = ("root", "health", "ready")  # whatever keys there are
-_ADMIN_ROUTES = ("metrics",)  # what all tenants do shows there
+_ADMIN_PATHS = ("/metrics", "/ui")  # what all tenants do shows there
 
 _log = logging.getLogger("prefixd.gateway")
 _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -42,20 +44,35 @@ _Api = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
 
 def build_runner(gateway: Gateway) -> ServerRunner:
     """The server of one gateway, not listening yet."""
+    return _runner(gateway, _build_app(gateway))
+
+
+def build_metrics_runner(gateway: Gateway) -> ServerRunner:
+    """The server of `/metrics` alone, for a port that this machine alone reaches: no key is asked for."""
+    app = web.Application(middlewares=[_middleware(gateway, None)])
+    app.on_response_prepare.append(_name_answer)
+    app.router.add_get("/metrics", _Routes(gateway).metrics, name="metrics")
+    return _runner(gateway, app)
+
+
+def _runner(gateway: Gateway, app: web.Application) -> ServerRunner:
     settings = gateway.settings
     patience = Patience(settings.header_seconds, settings.unread_seconds)
-    return ServerRunner(_build_app(gateway), partial(gateway.metrics.answered, "other"), patience)
+    return ServerRunner(app, partial(gateway.metrics.answered, "other"), patience)
 
 
 def _build_app(gateway: Gateway) -> web.Application:
     """All routes of one gateway."""
     routes = _Routes(gateway)
-    app = web.Application(middlewares=[_middleware(gateway)], client_max_size=gateway.settings.max_body_bytes)
+    app = web.Application(
+        middlewares=[_middleware(gateway, gateway.keys)], client_max_size=gateway.settings.max_body_bytes
+    )
     app.on_response_prepare.append(_name_answer)
     app.router.add_get("/", routes.root, name="root")
     app.router.add_get("/health", routes.health, name="health")
     app.router.add_get("/ready", routes.ready, name="ready")
-    app.router.add_get("/metrics", routes.metrics, name="metrics")
+    if gateway.settings.metrics_port is None:
+        app.router.add_get("/metrics", routes.metrics, name="metrics")
     app.router.add_get("/openapi.json", routes.openapi, name="openapi")
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
@@ -72,6 +89,7 @@ class _Routes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._control = gateway.settings.control_at
 
     async def root(self, request: web.Request) -> web.Response:
         named = {"name": "prefixd"}
@@ -128,7 +146,7 @@ class _Routes:
     def _worker_metrics(self) -> bytes:
         with (
             suppress(WorkerUnavailable, CommandRefused),
-            ControlClient(self._gateway.settings.run_dir, _METRICS_SECONDS) as control,
+            ControlClient(self._control, _METRICS_SECONDS) as control,
         ):
             match control.ask("metrics"):
                 case {"text": str(text)}:
@@ -151,7 +169,7 @@ async def _body(request: web.Request) -> bytes:
         raise RequestError(f"the body cannot be read: {error}") from error
 
 
-def _middleware(gateway: Gateway) -> Middleware:
+def _middleware(gateway: Gateway, keys: ApiKeys | None) -> Middleware:
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[ARRIVED] = time.monotonic()
@@ -159,7 +177,7 @@ def _middleware(gateway: Gateway) -> Middleware:
         resource = request.match_info.route.resource
         route = (resource.name if resource else None) or ("models" if resource else "other")
         try:
-            response = await _guarded(request, partial(_admitted, gateway, route, handler))
+            response = await _guarded(request, partial(_admitted, keys, route, handler))
         except asyncio.CancelledError:
             gateway.metrics.disconnects.inc()
             gateway.metrics.answered(route, _DISCONNECTED)
@@ -170,14 +188,16 @@ def _middleware(gateway: Gateway) -> Middleware:
     return handle
 
 
-async def _admitted(gateway: Gateway, route: str, handler: Handler, request: web.Request) -> web.StreamResponse:
+async def _admitted(
+    keys: ApiKeys | None, route: str, handler: Handler, request: web.Request
+) -> web.StreamResponse:
     """The handler's answer, if the request bears a key that its route wants. Raises `RequestError`."""
     request[TENANT] = ANYONE
-    if gateway.keys is not None and route not in _OPEN_ROUTES:
-        if route in _ADMIN_ROUTES:
-            gateway.keys.check_admin(request.headers)
+    if keys is not None and route not in _OPEN_ROUTES:
+        if request.path.startswith(_ADMIN_PATHS):
+            keys.check_admin(request.headers)
         else:
-            request[TENANT] = tenant = gateway.keys.tenant(request.headers)
+            request[TENANT] = tenant = keys.tenant(request.headers)
             request[REQUEST_ID] = tenant.scoped(request[REQUEST_ID])
     return await handler(request)
 
@@ -200,8 +220,8 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         found = error_answer(error)
     except HTTPException as error:
         found = _http_error(request, error)
-    except Exception:
-        _log.exception("request %s failed", request[REQUEST_ID])
+    except Exception as error:
+        log_fault(error, "request %s failed", request[REQUEST_ID])
         found = ErrorAnswer(500, "internal error; the log has more under this request's id", code="internal_error")
     if _speaks_anthropic(request):
         response = _json(found.anthropic_body(request[REQUEST_ID]), found.anthropic_status, found.headers)

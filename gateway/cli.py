@@ -12,6 +12,7 @@ SUMMARIES = {
     "serve": "gateway and worker together, restarted when they die",
     "gateway": "the HTTP process alone",
     "worker": "the model process alone",
+    "keygen": "API keys for tenants, and keys for what goes over TCP",
     "fetch": "put the embedded model into the cache",
     "check-template": "boundaries of a conversation, and whether turns extend one another",
 }

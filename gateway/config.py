@@ -53,6 +53,12 @@ class GatewaySettings(ProcessSettings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one and prints it")
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port for /metrics, for this machine alone and without a key; none: `port`",
+    )
     served_model_name: Names = Field((), description="one more name under which the model is listed; repeatable")
     strict_model: bool = Field(False, description="answer 404 for model names that are not listed")
     api_keys: UserPath | None = Field(

@@ -11,6 +11,7 @@ from pathlib import Path
 from gateway.supervisor import WATCH_SECONDS, Health
 from gateway.worker_client import HUNG_SECONDS
 from protocol.control_client import CommandRefused, ControlClient
+from protocol.endpoints import Endpoint
 from protocol.errors import SettingsError, WorkerUnavailable
 from protocol.notify import BEATS_PER_WATCHDOG
 
@@ -102,8 +103,8 @@ class GatewayHealth:
 class WorkerHealth:
     """Asks the worker at its control socket, which a thread of its own answers while a step runs."""
 
-    def __init__(self, run_dir: Path, hung_seconds: float, gateways: Sequence[GatewayHealth]) -> None:
-        self._run_dir = run_dir
+    def __init__(self, where: Path | Endpoint, hung_seconds: float, gateways: Sequence[GatewayHealth]) -> None:
+        self._where = where
         # A look in vain takes its time limit and the pause behind it.
         self._patience = math.ceil(hung_seconds / (_PROBE_TIMEOUT_SECONDS + WATCH_SECONDS))
         self._gateways = gateways
@@ -136,7 +137,7 @@ class WorkerHealth:
     def _heartbeat(self) -> object:
         """The fields of one; None where nobody answers."""
         try:
-            with ControlClient(self._run_dir, _PROBE_TIMEOUT_SECONDS) as client:
+            with ControlClient(self._where, _PROBE_TIMEOUT_SECONDS) as client:
                 return client.ask("health")
         except (WorkerUnavailable, CommandRefused):
             return None

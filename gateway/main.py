@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
+from aiohttp import web
 
-from gateway.app import build_runner
+from gateway.app import build_metrics_runner, build_runner
 from gateway.config import GatewaySettings
 from gateway.health import SERVING
 from gateway.model_files import load_model_files
@@ -23,10 +24,11 @@ from gateway.worker_client import WorkerClient
 from protocol.errors import SettingsError
 from protocol.model_path import resolve_model
 from protocol.notify import Notifier
-from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
+from protocol.rundir import prepare_run_dir
 from protocol.settings import load_settings
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+_THIS_MACHINE = "127.0.0.1"
 STATUS_SECONDS = 0.2  # between two looks at the worker for the service manager
 
 _log = logging.getLogger("prefixd.gateway")
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifier) -> None:
     """Run until SIGTERM or SIGINT; a second one cuts the grace period short."""
-    client = WorkerClient(socket_address(settings.run_dir, WORK_SOCKET))
+    client = WorkerClient(settings.work_at)
     gateway = Gateway(settings, maker, client)
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -75,11 +77,16 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     runner = build_runner(gateway)
+    runners = [runner]
     await client.start()
     try:
         await runner.setup()
         await listen(runner, settings.host, settings.port, gateway.metrics.seat)
         _log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port, *_ in runner.addresses))
+        if settings.metrics_port is not None and gateway.metrics.seat.number == 0:  # its metrics are those of all
+            runners.append(build_metrics_runner(gateway))
+            await runners[1].setup()
+            await web.TCPSite(runners[1], _THIS_MACHINE, settings.metrics_port).start()
         notifier.ready(_status(client))
         watched = [asyncio.create_task(_keep_telling(notifier, client, stop))]
         if gateway.keys is not None:
@@ -89,7 +96,8 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
         for task in watched:
             task.cancel()
     finally:
-        await runner.cleanup()
+        for each in runners:
+            await each.cleanup()
         gateway.close()
         await client.close()
 

@@ -87,7 +87,7 @@ async def _supervise(settings: _Settings, notifier: Notifier) -> None:
         worker = Child(
             "worker",
             [*prefixd, "worker", *to_flags(settings, process_settings()["worker"])],
-            WorkerHealth(settings.run_dir, settings.hung_seconds, healths),
+            WorkerHealth(settings.control_at, settings.hung_seconds, healths),
             stop_seconds=WORKER_STOP_SECONDS,
             environment=environment,
         )

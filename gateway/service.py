@@ -21,6 +21,7 @@ from gateway.answer import Answer, cache_line, cache_report
 from gateway.api_keys import ApiKeys
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
+from gateway.faults import log_fault
 from gateway.hints import hinted
 from gateway.metrics import GatewayMetrics
 from gateway.prompts import PromptMaker
@@ -203,7 +204,7 @@ class Gateway:
             fault = None if done.cancelled() or self.stopping else done.exception()
             if fault is not None:
                 self.metrics.absorb_faults.inc()
-                _log.error("request %s: its answer cannot be absorbed", request_id, exc_info=fault)
+                log_fault(fault, "request %s: its answer cannot be absorbed", request_id)
 
         loop = asyncio.get_running_loop()
         self._patient.submit(work).add_done_callback(ended)
@@ -232,10 +233,11 @@ class Gateway:
         except ConnectionError:
             self.metrics.disconnects.inc()
         except ServeError as error:
-            _log.warning("request %s broke off: %s", request[REQUEST_ID], error)
+            said = "refused by the worker" if isinstance(error, RequestError) else error  # the client's own words else
+            _log.warning("request %s broke off: %s", request[REQUEST_ID], said)
             await _break_off(response, answer.broken(error))
-        except Exception:
-            _log.exception("request %s broke off", request[REQUEST_ID])
+        except Exception as error:
+            log_fault(error, "request %s broke off", request[REQUEST_ID])
             await _break_off(
                 response, answer.broken(ServeError("internal error; the log has more under this request's id"))
             )

@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import decode, encode
+from protocol.endpoints import Endpoint
 from protocol.errors import ProtocolError, ServeError, VersionMismatch, WorkerUnavailable
 from protocol.messages import (
     Absorb,
@@ -58,8 +59,8 @@ class _Open:
 class WorkerClient:
     """Used on one event loop only."""
 
-    def __init__(self, address: str, *, beat_seconds: float = BEAT_SECONDS) -> None:
-        self._address = address
+    def __init__(self, endpoint: Endpoint, *, beat_seconds: float = BEAT_SECONDS) -> None:
+        self._endpoint = endpoint
         self._beat_seconds = beat_seconds
         self._gateway_id = token_hex(8)
         self._context = zmq.asyncio.Context()
@@ -165,7 +166,7 @@ class WorkerClient:
         self._socket.set(zmq.IMMEDIATE, 1)  # nothing may wait for a worker that does not exist yet
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(self._address)
+        self._endpoint.connect(self._socket)
 
     def _send(self, message: Message) -> bool:
         """Hand a message to ZeroMQ without waiting; False if no worker is connected."""

@@ -11,9 +11,9 @@ from typing import Self
 import zmq
 
 from protocol.codec import decode, encode
+from protocol.endpoints import Endpoint, control_endpoint
 from protocol.errors import ProtocolError, VersionMismatch, WorkerUnavailable
 from protocol.messages import Command, Reply
-from protocol.rundir import CONTROL_SOCKET, socket_address
 
 
 class CommandRefused(Exception):
@@ -21,20 +21,21 @@ class CommandRefused(Exception):
 
 
 class ControlClient:
-    """A connection to the worker of one run directory. Not for use by two threads at a time.
+    """A connection to the worker of one run directory, or elsewhere. Not for use by two threads at a time.
 
     Raises `WorkerUnavailable` at once where there is no socket.
     """
 
-    def __init__(self, run_dir: Path, timeout_seconds: float) -> None:
-        self._address = socket_address(run_dir, CONTROL_SOCKET)
-        if not (run_dir / CONTROL_SOCKET).exists():
-            raise WorkerUnavailable(f"no worker runs in {run_dir}")
+    def __init__(self, where: Path | Endpoint, timeout_seconds: float) -> None:
+        endpoint = where if isinstance(where, Endpoint) else control_endpoint(where)
+        self._address = endpoint.address
+        if endpoint.file is not None and not endpoint.file.exists():
+            raise WorkerUnavailable(f"no worker runs in {endpoint.file.parent}")
         self._timeout_seconds = timeout_seconds
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.connect(self._address)
+        endpoint.connect(self._socket)
 
     def __enter__(self) -> Self:
         return self

@@ -15,8 +15,18 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
+from protocol.endpoints import Endpoint, check_tcp, control_endpoint, work_endpoint
 from protocol.errors import SettingsError
 from protocol.rundir import default_run_dir
 from protocol.sizes import format_size, parse_size
@@ -46,6 +56,7 @@ SizeOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(gt=0)], BeforeVali
 CountOrAuto = Annotated[Annotated[int, Field(gt=0)] | None, _AUTO_IS_NONE]  # None, written `auto`: our choice
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+TcpEndpoint = Annotated[str, AfterValidator(check_tcp)]
 
 
 class ProcessSettings(BaseModel):
@@ -61,7 +72,34 @@ class ProcessSettings(BaseModel):
     run_dir: UserPath = Field(
         default_factory=default_run_dir, description="directory of the sockets; one daemon holds it"
     )
+    curve_key: UserPath | None = Field(
+        None, description="file of CURVE keys (see `prefixd keygen`), for what goes over TCP"
+    )
+    worker_endpoint: TcpEndpoint | None = Field(
+        None,
+        description="tcp://HOST:PORT of the worker for gateways on other machines, instead of the run directory",
+    )
+    control_endpoint: TcpEndpoint | None = Field(
+        None, description="tcp://HOST:PORT at which the worker takes commands, instead of the run directory"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+
+    @field_validator("worker_endpoint", "control_endpoint")
+    @classmethod
+    def _with_keys(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("curve_key") is None:
+            raise ValueError("goes over TCP and needs curve_key")
+        return value
+
+    @property
+    def work_at(self) -> Endpoint:
+        """Raises `SettingsError`."""
+        return work_endpoint(self.run_dir, self.worker_endpoint, self.curve_key)
+
+    @property
+    def control_at(self) -> Endpoint:
+        """Raises `SettingsError`."""
+        return control_endpoint(self.run_dir, self.control_endpoint, self.curve_key)
 
 
 AnySettings = TypeVar("AnySettings", bound=ProcessSettings)

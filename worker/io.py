@@ -19,9 +19,10 @@ from pathlib import Path
 import zmq
 
 from protocol.codec import decode, encode
-from protocol.errors import ProtocolError, VersionMismatch
+from protocol.curve import ZAP_ADDRESS
+from protocol.endpoints import Endpoint, control_endpoint, work_endpoint
+from protocol.errors import ProtocolError, SettingsError, VersionMismatch
 from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Vocabulary
-from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, socket_address
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +76,29 @@ class _Gateway:
 class WorkerSockets(threading.Thread):
     """Binds both sockets and moves messages until `stop`. `heartbeat` is called on this thread."""
 
-    def __init__(self, run_dir: Path, epoch: str, heartbeat: Callable[[], Heartbeat]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        epoch: str,
+        heartbeat: Callable[[], Heartbeat],
+        *,
+        work: Endpoint | None = None,
+        control: Endpoint | None = None,
+    ) -> None:
+        """`work` and `control`: where, if not in the run directory. Raises `SettingsError`."""
         super().__init__(name="sockets", daemon=True)
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.bad_frames = 0
         self.accepting = False  # while a model loads, commands that need the engine are refused
         self._epoch = epoch
         self._heartbeat = heartbeat
-        self._paths = [run_dir / WORK_SOCKET, run_dir / CONTROL_SOCKET]
+        work, control = work or work_endpoint(run_dir), control or control_endpoint(run_dir)
+        self._paths = [endpoint.file for endpoint in (work, control) if endpoint.file is not None]
         self._context = zmq.Context()
-        self._work = self._bind(socket_address(run_dir, WORK_SOCKET))
-        self._control = self._bind(socket_address(run_dir, CONTROL_SOCKET))
+        self._keys = work.keys or control.keys
+        self._zap = self._judge() if self._keys else None
+        self._work = self._bind(work)
+        self._control = self._bind(control)
         self._outbox_in = self._context.socket(zmq.PULL)
         self._outbox_in.set_hwm(0)
         self._outbox_in.bind(_OUTBOX)
@@ -95,13 +108,23 @@ class WorkerSockets(threading.Thread):
         self._gateways: dict[bytes, _Gateway] = {}  # by socket identity
         self._last_mismatch = ""
 
-    def _bind(self, address: str) -> zmq.Socket[bytes]:
+    def _judge(self) -> zmq.Socket[bytes]:
+        """Where libzmq asks about peers; it must be there before they come."""
+        socket = self._context.socket(zmq.REP)
+        socket.bind(ZAP_ADDRESS)
+        return socket
+
+    def _bind(self, endpoint: Endpoint) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 500)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.bind(address)
+        try:
+            endpoint.bind(socket)
+        except SettingsError:
+            self._context.destroy(linger=0)
+            raise
         return socket
 
     # Called by the engine thread
@@ -142,12 +165,17 @@ class WorkerSockets(threading.Thread):
             log.exception("the socket thread failed")
             self.inbox.put(SocketsFailed(error))
         finally:
-            for socket in (self._work, self._control, self._outbox_in):
+            for socket in self._polled:
                 socket.close()
+
+    @property
+    def _polled(self) -> list[zmq.Socket[bytes]]:
+        sockets = [self._work, self._control, self._outbox_in]
+        return sockets if self._zap is None else [self._zap, *sockets]
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for socket in (self._work, self._control, self._outbox_in):
+        for socket in self._polled:
             poller.register(socket, zmq.POLLIN)
         next_beat = 0.0
         while True:
@@ -158,6 +186,8 @@ class WorkerSockets(threading.Thread):
             ready = dict(poller.poll(int(max(next_beat - now, 0) * 1000) + 1))
             if self._outbox_in in ready and not self._drain_outbox():
                 return
+            if self._zap is not None and self._keys is not None and self._zap in ready:
+                self._zap.send_multipart(self._keys.judgement(self._zap.recv_multipart()))
             if self._work in ready:
                 self._receive(self._work, self._take_work)
             if self._control in ready:

@@ -47,7 +47,9 @@ class Worker:
         self.detail = ""
         self.model: ModelInfo | None = None
         self.engine: Engine | None = None
-        self.sockets = WorkerSockets(settings.run_dir, self.epoch, self.heartbeat)
+        self.sockets = WorkerSockets(
+            settings.run_dir, self.epoch, self.heartbeat, work=settings.work_at, control=settings.control_at
+        )
 
     def heartbeat(self) -> Heartbeat:
         """Read on the socket thread; every field is one reference or number."""
@@ -108,11 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = resolve_model(settings.model)
         prepare_run_dir(settings.run_dir)
         lock = lock_run_dir(settings.run_dir, "worker")
+        notifier = Notifier()
+        worker = Worker(settings, notifier)
     except SettingsError as error:
         print(f"prefixd worker: {error}", file=sys.stderr)
         return EXIT_USAGE
-    notifier = Notifier()
-    worker = Worker(settings, notifier)
     worker.sockets.start()
     try:
         for number in (signal.SIGTERM, signal.SIGINT):

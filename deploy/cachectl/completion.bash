@@ -11,7 +11,8 @@ _cachectl() {
     COMPREPLY=()
     for ((index = 1; index < COMP_CWORD; index++)); do
         case ${COMP_WORDS[index]} in
-            --run-dir) where=(--run-dir "${COMP_WORDS[index + 1]}"); ((index++)) ;;
+            --run-dir) where+=(--run-dir "${COMP_WORDS[index + 1]}"); ((index++)) ;;
+            --endpoint | --curve-key) where+=("${COMP_WORDS[index]}" "${COMP_WORDS[index + 1]}"); ((index++)) ;;
             --timeout) ((index++)) ;;
             -*) ;;
             *) command=${COMP_WORDS[index]}; break ;;
@@ -19,14 +20,14 @@ _cachectl() {
     done
     case $previous in
         --run-dir) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-        --api-key-file) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --api-key-file | --curve-key) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --api) mapfile -t COMPREPLY < <(compgen -W "chat messages responses" -- "$current"); return ;;
-        --timeout | --digest | --older | --tenant | --to | --url | --past) return ;;
+        --endpoint | --timeout | --digest | --older | --tenant | --to | --url | --past) return ;;
     esac
     local offered
     case $command in
-        "") offered="--help --run-dir --json --timeout
-            stats list show tree explain diff evict flush verify pin unpin warm watch events top" ;;
+        "") offered="--help --run-dir --endpoint --curve-key --json --timeout
+            stats list show tree explain diff evict flush verify pin unpin export import warm watch events top" ;;
         show | pin | unpin | diff) offered="--help --json" ;;
         evict) offered="--help --json --digest --older --tenant --to --dry-run" ;;
         flush) offered="--help --json --dry-run" ;;
@@ -40,6 +41,7 @@ _cachectl() {
         show,* | pin,* | unpin,* | diff,* | evict,*)
             offered=$(_cachectl_slots "${COMP_WORDS[0]}" "${where[@]}") ;;
         warm,*) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        export,* | import,*) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$current")
 }

@@ -23,6 +23,8 @@ _cachectl() {
         'verify:hits that were computed again and compared'
         'pin:keep a snapshot whatever happens'
         'unpin:let a pinned snapshot be evicted again'
+        'export:write snapshots to a directory, from the disk cache'
+        'import:take snapshots of a directory into the disk cache'
         'warm:compute a prompt in advance and pin it'
         'watch:one line a second until interrupted'
         'events:what happens to the cache, one line each, until interrupted'
@@ -33,6 +35,8 @@ _cachectl() {
     _arguments -C \
         '--help[show help]' \
         '--run-dir[run directory of the daemon]:directory:_files -/' \
+        '--endpoint[where the worker takes commands over TCP]:address:' \
+        '--curve-key[file of CURVE keys]:file:_files' \
         '--json[print JSON instead of tables]' \
         '--timeout[seconds to wait for an answer]:seconds:' \
         '1:command:->command' \
@@ -42,6 +46,8 @@ _cachectl() {
         argument)
             case ${line[1]} in
                 show | pin | unpin) _arguments '--json' '1:slot:_cachectl_slots' ;;
+                export) _arguments '--json' '1:directory:_files -/' '*:slot:_cachectl_slots' ;;
+                import) _arguments '--json' '1:directory:_files -/' ;;
                 diff) _arguments '--json' '1:conversation:_cachectl_slots' '2:conversation:_cachectl_slots' ;;
                 evict)
                     _arguments '--json' '--dry-run[say what would go, and leave it]' \

@@ -22,7 +22,7 @@ from gateway.model_files import load_model_files
 from gateway.prompts import PromptMaker
 from gateway.service import Gateway
 from gateway.worker_client import WorkerClient
-from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
+from protocol.rundir import prepare_run_dir
 
 # How long one example takes says nothing on a machine that is shared.
 hypothesis_settings.register_profile("prefixd", deadline=None)
@@ -74,8 +74,7 @@ def settings(model_dir: Path, short_run_dir: Path) -> GatewaySettings:
 @pytest.fixture
 async def served(settings: GatewaySettings, maker: PromptMaker, worker: FakeWorker) -> AsyncIterator[Served]:
     before = asyncio.all_tasks()
-    address = socket_address(settings.run_dir, WORK_SOCKET)
-    client = WorkerClient(address, beat_seconds=0.05)
+    client = WorkerClient(settings.work_at, beat_seconds=0.05)
     gateway = Gateway(settings, maker, client)
     runner = build_runner(gateway)
     await client.start()

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from fake_worker import FakeWorker
 from served import Served
 
 from gateway.api_keys import ApiKeys
+from gateway.app import _build_app, build_metrics_runner
 from gateway.config import GatewaySettings
 from gateway.prompts import PromptMaker
 from gateway.tokenizer import PromptTokenizer
@@ -195,6 +197,28 @@ async def test_metrics_are_for_admins_and_nothing_else_is(served: Served):
     text = served.gateway.metrics.exposition().decode()
     assert 'prefixd_http_requests_total{route="metrics",status="403"} 1.0' in text
     assert 'prefixd_api_key_reads_total{result="refused"} 0.0' in text
+
+
+async def test_on_a_port_of_their_own_metrics_need_no_key(served: Served):
+    runner = build_metrics_runner(served.gateway)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        answer = await served.http.get(url + "/metrics")
+        assert answer.status == 200
+        assert "prefixd_slots 4.0" in await answer.text()
+        assert (await served.http.post(url + "/v1/chat/completions", json=BODY)).status == 404
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("port", [None, 9000])
+async def test_and_then_they_are_not_on_the_public_one(served: Served, port: int | None):
+    served.gateway.settings = served.gateway.settings.model_copy(update={"metrics_port": port})
+    paths = {resource.canonical for resource in _build_app(served.gateway).router.resources()}
+    assert ("/metrics" in paths) is (port is None)
+    assert not any(verb in path for path in paths for verb in ("evict", "flush", "pin", "explain", "slot"))
 
 
 # What a key decides

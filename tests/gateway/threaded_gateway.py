@@ -17,7 +17,8 @@ from gateway.config import GatewaySettings
 from gateway.prompts import PromptMaker
 from gateway.service import Gateway
 from gateway.worker_client import WorkerClient
-from protocol.rundir import WORK_SOCKET, prepare_run_dir, socket_address
+from protocol.endpoints import work_endpoint
+from protocol.rundir import prepare_run_dir
 
 
 class ThreadedGateway:
@@ -45,7 +46,7 @@ class ThreadedGateway:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self.worker = FakeWorker(self.run_dir)
         await self.worker.start()
-        client = WorkerClient(socket_address(self.run_dir, WORK_SOCKET), beat_seconds=0.05)
+        client = WorkerClient(work_endpoint(self.run_dir), beat_seconds=0.05)
         self.gateway = Gateway(self._settings, self._maker, client)
         runner = build_runner(self.gateway)
         await client.start()
