@@ -70,13 +70,31 @@ class _Connection(TimedConnection):
         if b" HTTP/" in line:
             self._asked = line
         super().data_received(data)
+        problem = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        if isinstance(problem, HttpProcessingError):
+            self._break_off(_words(problem))
+
+    def _break_off(self, problem: str) -> None:
+        """Nothing can be made of what came: whoever waits for the rest of a body is told."""
+        if len(self._messages) > 1:
+            body = self._messages[-2][1]
+        elif self._current_request is not None:
+            body = self._current_request.content
+        else:
+            return
+        if not body.is_eof():
+            body.set_exception(web.RequestPayloadError(problem))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Behind an answer that did not wait for its request's body, nobody waits for the rest of it either."""
+        """Behind an answer to a body that was not waited for, or is broken, nobody waits for the rest of it either."""
+        body = request.content
+        broken = body.exception() is not None
+        if broken and not resp.prepared:
+            resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
-        if resp.status in _NOT_AWAITED and not request.content.is_eof():
+        if broken or (resp.status in _NOT_AWAITED and not body.is_eof()):
             self.force_close()
         return finished
 
@@ -90,7 +108,7 @@ class _Connection(TimedConnection):
         if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         request_id = token_hex(12)
-        problem = exc.message.partition("\n")[0].partition(":")[0].rstrip()  # behind it stand the client's words
+        problem = _words(exc)
         _log.warning("request %s is no HTTP: %s", request_id, problem)
         self._refused(status)
         found = ErrorAnswer(status, f"the request is no HTTP: {problem}")
@@ -104,3 +122,8 @@ class _Connection(TimedConnection):
         )
         response.force_close()
         return response
+
+
+def _words(problem: HttpProcessingError) -> str:
+    """What the parser says, without the client's words that stand behind it."""
+    return problem.message.partition("\n")[0].partition(":")[0].rstrip()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import logging
+import random
 import threading
 from typing import Any
 
@@ -22,11 +24,15 @@ RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/coun
 PATHS = (CHAT, PLAIN, RESPONSES, MESSAGES, COUNT)
 
 
-async def raw_answer(served: Served, sent: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+async def raw_answer(served: Served, sent: bytes, *later: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body of what comes back for bytes on a connection of their own."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
+    for each in later:
+        await served.until(lambda: bool(served.gateway._receiving))
+        writer.write(each)
+        await asyncio.sleep(0)
     async with asyncio.timeout(20):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         status, *lines = head.strip().split("\r\n")
@@ -99,6 +105,41 @@ class TestBodiesThatDoNotCome:
         else:
             assert body["error"]["code"] == "request_timeout"
         assert not worker.requests
+
+
+PACKED = gzip.compress(json.dumps({"messages": []}).encode() + b" " * 5000 + random.Random(0).randbytes(5000))
+CHUNKED, ZIPPED = b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n"
+BROKEN = {
+    "chunk length": (CHUNKED, [b"5\r\nhello\r\nnonsense\r\n"]),
+    "chunk length later": (CHUNKED, [b"5\r\nhello\r\n", b"nonsense\r\n"]),
+    "chunk end": (CHUNKED, [b"5\r\nhello", b"and more\r\n"]),
+    "no gzip": (ZIPPED, [b"nonsense" * 10]),
+    "no gzip later": (ZIPPED, [b"nonsense", b"nonsense" * 9]),
+    "gzip broken inside": (ZIPPED, [PACKED[:2000] + b"nonsense" * 20 + PACKED[2160:]]),
+    "gzip in broken chunks": (CHUNKED + ZIPPED, [b"8\r\nnonsense\r\n0\r\n\r\n"]),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_bodies_that_are_sent_wrong_are_refused_at_once(
+    served: Served, worker: FakeWorker, caplog: pytest.LogCaptureFixture, path: str, kind: str
+):
+    header, pieces = BROKEN[kind]
+    if CHUNKED not in header:
+        header += b"Content-Length: %d\r\n" % sum(map(len, pieces))
+    head = b"POST " + path.encode() + b" HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n"
+    with caplog.at_level(logging.INFO):
+        status, headers, body = await raw_answer(served, head, *pieces)
+    assert status == 400
+    assert body["error"]["message"].startswith("the body cannot be read: ")
+    assert "nonsense" not in body["error"]["message"]
+    assert ("request_id" in body) is (path == MESSAGES)
+    assert body["error"]["type"] == "invalid_request_error"
+    assert headers["x-request-id"]
+    assert headers["connection"] == "close"
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.WARNING]
+    assert not worker.requests
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
