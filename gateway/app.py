@@ -166,7 +166,8 @@ async def _body(request: web.Request) -> bytes:
             f"the body is larger than {request.client_max_size} bytes", code="request_too_large", status=413
         ) from error
     except (web.RequestPayloadError, HttpProcessingError) as error:
-        raise RequestError(f"the body cannot be read: {error}") from error
+        problem = str(error).strip().rpartition("\n")[2].strip()  # before it stands what class of error it is
+        raise RequestError(f"the body cannot be read: {problem}") from error
 
 
 def _middleware(gateway: Gateway, keys: ApiKeys | None) -> Middleware:
