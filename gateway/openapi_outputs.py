@@ -47,7 +47,7 @@ def output_components() -> dict[str, Schema]:
             prompt_tokens=_COUNT,
             completion_tokens=_COUNT,
             total_tokens=_COUNT,
-            prompt_tokens_details=_whole(cached_tokens=_COUNT),
+            prompt_tokens_details=_whole(cached_tokens=_COUNT, cache_write_tokens=_COUNT),
         ),
         "Chat": _openai(
             "chat.completion", _whole(index=_COUNT, message=message, logprobs=scores, finish_reason=_FINISH)
@@ -90,7 +90,7 @@ def output_components() -> dict[str, Schema]:
                 ),
                 "usage": _whole(
                     input_tokens=_COUNT,
-                    input_tokens_details=record({"cached_tokens": _COUNT}, "cached_tokens"),
+                    input_tokens_details=_whole(cached_tokens=_COUNT, cache_write_tokens=_COUNT),
                     output_tokens=_COUNT,
                     output_tokens_details=_whole(reasoning_tokens=_COUNT),
                     total_tokens=_COUNT,

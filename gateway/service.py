@@ -39,7 +39,7 @@ ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
 TENANT: web.RequestKey[Tenant] = web.RequestKey("tenant", Tenant)
 CACHE_HEADER = "x-prefixd-cache"
 
-_HEADER_WAIT_SECONDS = 0.2  # a stream's headers wait so long for the lookup's outcome
+_HEADER_SECONDS = 0.15  # after a request came its stream's headers go out, whether its lookup is done or not
 _LAST_WORDS_SECONDS = 2.0  # for handlers to say why, after the grace period
 _STOPPING = "the server is shutting down"
 _THREADS = 2
@@ -222,7 +222,7 @@ class Gateway:
     async def _stream(
         self, request: web.Request, turn: Turn, answer: Answer, timing: _Timing
     ) -> web.StreamResponse:
-        gained = await turn.wait(_HEADER_WAIT_SECONDS) or []
+        gained = await turn.wait(max(request[ARRIVED] + _HEADER_SECONDS - time.monotonic(), 0)) or []
         response = web.StreamResponse(headers=sse.HEADERS)
         if line := cache_line(turn):
             response.headers[CACHE_HEADER] = line

@@ -29,7 +29,7 @@ def joined(data: list[dict[str, Any]], choice: int = 0) -> str:
 
 
 async def test_a_whole_answer_has_text_usage_and_cache_header(served: Served, worker: FakeWorker):
-    worker.script = say("Paris.", outcome="hit", depth=6, reason="none")
+    worker.script = say("Paris.", outcome="hit", depth=6, reason="none", kept=9)
     response = await served.chat("What is the capital of France?")
     body = await response.json()
     assert response.status == 200
@@ -39,7 +39,7 @@ async def test_a_whole_answer_has_text_usage_and_cache_header(served: Served, wo
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["prompt_tokens"] == len(worker.requests[0].token_ids)
     assert body["usage"]["completion_tokens"] == len(ids_of("Paris.")) + 1
-    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 3}
     assert body["prefixd"]["diverged_message"] == 1
 
 

@@ -28,7 +28,7 @@ async def read(response: aiohttp.ClientResponse) -> tuple[list[dict[str, Any]], 
 
 
 async def test_a_whole_answer_has_text_usage_and_cache_header(served: Served, worker: FakeWorker):
-    worker.script = say("Paris.", outcome="hit", depth=6, reason="none")
+    worker.script = say("Paris.", outcome="hit", depth=6, reason="none", kept=9)
     response = await ask(served)
     body = await response.json()
     assert response.status == 200
@@ -38,7 +38,7 @@ async def test_a_whole_answer_has_text_usage_and_cache_header(served: Served, wo
     prompt, new = len(worker.requests[0].token_ids), len(ids_of("Paris.")) + 1
     assert body["usage"] == {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 6, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 6, "cache_write_tokens": 3},
         "output_tokens": new,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + new,
