@@ -33,9 +33,10 @@ ToolCallFormat = Literal[
     "tool_calls",
     "functools",
     "gigachat",
+    "muse",
 ]
 ReasoningFormat = Literal[
-    "auto", "none", "think", "gemma4", "mistral", "harmony", "seed", "cohere", "apertus", "solar"
+    "auto", "none", "think", "gemma4", "mistral", "harmony", "seed", "cohere", "apertus", "solar", "muse"
 ]
 
 

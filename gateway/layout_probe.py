@@ -46,18 +46,23 @@ def find_layout(renderer: Renderer, notation: Notation | None, thinking: Thinkin
     said = probes.said() if parts_answers else ""
     if notation is None:
         return AnswerLayout((), said, probes.resumed("") if parts_answers else None)
+    end = renderer.habits.end_before_calls
+
+    def is_read(layout: CallLayout) -> bool:
+        return _is_read(layout, notation, thinking, end)
+
     taken = (_taken(text, start, notation, renderer) for text, start in probes.calling(1))
-    found = next((x for x in taken if x is not None and _is_read(x, notation, thinking)), None)
+    found = next((x for x in taken if x is not None and is_read(x)), None)
     if found is None:
         return AnswerLayout((), said, probes.resumed("") if parts_answers else None)
     for text, _ in probes.calling(len(_PROBES)):
         several = _several(text, found)
-        if several is not None and _is_read(several, notation, thinking):
+        if several is not None and is_read(several):
             found = several
             break
     spellings = notation.also if isinstance(notation, NamedNotation) else ()
     also = (replace(found, before=before, between=between) for before, between in spellings)
-    calls = (found, *(other for other in also if _is_read(other, notation, thinking)))
+    calls = (found, *(other for other in also if is_read(other)))
     return AnswerLayout(calls, said, probes.resumed(found.before) if parts_answers else None)
 
 
@@ -133,6 +138,9 @@ def _taken(text: str, start: int, notation: Notation, renderer: Renderer) -> Cal
     if start < 0:
         starts = [at for opener in notation.openers if (at := text.find(opener, 0, name)) >= 0]
         start = min(starts, default=text.find("{", 0, name) if notation.bare else -1)
+        end = renderer.habits.end_before_calls
+        if end and text[: max(start, 0)].rstrip().endswith(end):
+            start = text.rindex(end, 0, start)
     if name < 0 or start < 0:
         return None
     before, rest = text[start:name].replace(_NAME, NAMED), text[name + len(_NAME) :]
@@ -204,13 +212,13 @@ def _alike(first: str, second: str) -> str | None:
     return "".join(piece if piece == other else COUNT for piece, other in zip(pieces, others, strict=True))
 
 
-def _is_read(layout: CallLayout, notation: Notation, thinking: Thinking | None) -> bool:
+def _is_read(layout: CallLayout, notation: Notation, thinking: Thinking | None, end: str) -> bool:
     """Whether exactly the calls that are written come out, with and without arguments."""
     arguments: list[list[dict[str, Any]]] = [[_PROBES[0].arguments], [{}]]
     if layout.again is not None:
         arguments.append([_PROBES[0].arguments, {}, _PROBES[1].arguments])
     for each in arguments:
-        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=False, one_call=False)
+        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=False, one_call=False, end=end)
         text = layout.written(*((_NAME, one) for one in each))
         reply = Reply.of([*parser.feed(text), *parser.finish()])
         if reply.text or reply.reasoning or [call.value() for call in reply.calls] != each:

@@ -226,9 +226,11 @@ class PromptMaker:
         return array("i", self._prefix) + ids, len(self._prefix)
 
     def _template_ends(self) -> frozenset[int]:
-        """The control token with which each template ends an answer."""
+        """The control token with which each template ends an answer, unless calls may follow it in the answer."""
         ends: set[int] = set()
         for renderer in self.renderers.values():
+            if renderer.habits.end_before_calls:
+                continue
             end = next(self.tokenizer.control.matches(renderer.habits.end_of_turn), None)
             if end is not None:
                 ends.update(self.tokenizer.encode_chat(end.group()).token_ids)

@@ -34,6 +34,16 @@ NOTATIONS: Mapping[str, Notation] = {
         section_open="<seed:tool_call>",
         section_end="</seed:tool_call>",
     ),
+    "muse": TagNotation(
+        '<atem:invoke name="',
+        '">',
+        '<atem:parameter name="',
+        '">',
+        "</atem:parameter>",
+        "</atem:invoke>",
+        section_open="<atem:function_calls>",
+        section_end="</atem:function_calls>",
+    ),
     "minicpm": TagNotation('<function name="', '">', '<param name="', '">', "</param>", "</function>", cdata=True),
     "glm": TagNotation(
         "<tool_call>", "\n", "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", value="<arg_value>"
@@ -101,6 +111,13 @@ THINKINGS: Mapping[str, Thinking] = {
     ),
     "apertus": Thinking("<|inner_prefix|>", "<|inner_suffix|>"),
     "solar": Thinking("<|think|>", "<|end|>", ("<|begin|>assistant", "<|content|>", "<|end|>"), anywhere=True),
+    "muse": Thinking(
+        " to=self<|message|>",
+        "<|eom|>",
+        ("<|start|>assistant", " to=user<|message|>", "<|eom|>"),
+        anywhere=True,
+        header=(" to=", "<|message|>"),
+    ),
     "harmony": Thinking(
         "<|channel|>analysis<|message|>",
         "<|end|>",
@@ -116,11 +133,11 @@ THINKINGS: Mapping[str, Thinking] = {
 }
 
 
-def markers(notation: Notation | None, thinking: Thinking | None) -> frozenset[str]:
+def markers(notation: Notation | None, thinking: Thinking | None, end: str = "") -> frozenset[str]:
     """All strings that mean something to a parser with these."""
-    found: set[str] = set()
+    found: set[str] = {end} if end else set()
     if notation is not None:
         found |= {*notation.openers, *notation.closers, *notation.inner}
     if thinking is not None:
-        found |= {thinking.open, thinking.close, *thinking.silent}
+        found |= {thinking.open, thinking.close, *thinking.silent, *filter(None, thinking.header)}
     return frozenset(found)

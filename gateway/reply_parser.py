@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gateway.reply import CallEnd, Part, ReasoningDelta, TextDelta
-from gateway.reply_calls import Calls, Notation
+from gateway.reply_calls import MAX_NAME, Calls, Notation
 from gateway.reply_scanner import Markers, Scanner, Steps
 
 
 class Thinking(NamedTuple):
     """The markers around reasoning. `silent` are others that part an answer and are neither text nor reasoning.
 
-    `anywhere`: reasoning may also come behind text.
+    `anywhere`: reasoning may also come behind text. `header`: each part of an answer begins with one, such as
+    ` to=NAME<|message|>`; those that are not markers themselves are passed over.
     """
 
     open: str
     close: str
     silent: tuple[str, ...] = ()
     anywhere: bool = False
+    header: tuple[str, str] = ("", "")
 
     def opened_by(self, opening: str) -> bool:
         """Whether an answer that goes on from this text begins inside reasoning."""
@@ -34,13 +36,25 @@ class StreamParser:
     """
 
     def __init__(
-        self, thinking: Thinking | None, notation: Notation | None, calls: Calls, *, inside: bool, one_call: bool
+        self,
+        thinking: Thinking | None,
+        notation: Notation | None,
+        calls: Calls,
+        *,
+        inside: bool,
+        one_call: bool,
+        end: str = "",
     ) -> None:
-        """`inside`: the prompt has opened the reasoning already. `one_call`: what follows a call is not read."""
+        """`inside`: the prompt has opened the reasoning already. `one_call`: what follows a call is not read.
+
+        Behind `end` a call may follow; the answer is over if none does.
+        """
         self.done = False
         self._scanner = Scanner()
         self._thinking, self._notation, self._calls = thinking, notation, calls
         self._one_call = one_call
+        self._end = end
+        self._over = False
         self._blanks = ""  # of the text, held back
         self._fresh = False  # blanks that come next are only there to part text from what stands before it
         self._said = False  # there is text
@@ -71,10 +85,12 @@ class StreamParser:
             yield from self._scanner.skip()
             yield from self._scanner.take(self._thinking.open)  # some models open it once more
             yield from self._reason()
-        while not self._scanner.exhausted:
+        yield from self._pass_header()
+        while not self._scanner.exhausted and not self._over:
             yield from self._text()
         if not self._calls.made and not self._fresh:
             yield from self._say("", last=True)
+        self.done = self._over
 
     def _text(self) -> Steps[None]:
         """Text up to what is none and that with it; or to the end."""
@@ -96,7 +112,10 @@ class StreamParser:
             yield from self._say(scanner.text[scanner.at : at])
             scanner.at = len(scanner.text) if ends else at + len(marker)
             scanner.drop()
-            if self._thinking and marker == self._thinking.open:
+            if marker and marker == self._end:
+                yield from self._go_on()
+                return
+            elif self._thinking and marker == self._thinking.open:
                 if not self._said or self._thinking.anywhere:
                     yield from self._reason()
                     return
@@ -113,11 +132,34 @@ class StreamParser:
                 if scanner.ended:
                     return
                 yield None
+            else:
+                yield from self._pass_header()
+
+    def _go_on(self) -> Steps[None]:
+        """Read the calls behind the end of a text; the answer is over if there are none."""
+        scanner, notation = self._scanner, self._notation
+        yield from scanner.skip()
+        opener = (yield from scanner.take(*notation.openers)) if notation is not None else ""
+        self._over = not opener or not (yield from self._section(opener))
+
+    def _pass_header(self) -> Steps[None]:
+        """Read over the header of a part, unless it is a marker."""
+        scanner, thinking = self._scanner, self._thinking
+        if thinking is None or not thinking.header[0]:
+            return
+        if (yield from scanner.next_is(*self._markers().markers)):
+            return
+        start = scanner.at
+        if (yield from scanner.take(thinking.header[0])):
+            _, marker = yield from scanner.until(Markers((thinking.header[1],)), MAX_NAME)
+            scanner.at = scanner.at if marker else start
+            scanner.drop()
 
     def _markers(self) -> Markers:
         """What is no text here. Closers are left over behind calls that ended early."""
         notation = self._notation
         found = [self._thinking.open, *self._thinking.silent] if self._thinking else []
+        found.append(self._end)
         if notation is not None:
             found += [*notation.openers, *(notation.closers if self._calls.made else ())]
         return Markers(found)

@@ -82,7 +82,8 @@ def _reads(renderer: Renderer, notation: Notation, thinking: Thinking | None) ->
             answer = whole[len(asked) :]
         opening = asked[asked.rfind(_USER.content) :] if exact else ""
         inside = thinking is not None and thinking.opened_by(opening)
-        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=inside, one_call=False)
+        end = renderer.habits.end_before_calls
+        parser = StreamParser(thinking, notation, Calls((_TOOL,)), inside=inside, one_call=False, end=end)
         parts = [*parser.feed(answer.partition(_RESULT)[0]), *parser.finish()]
         made = [(call.name, call.value()) for call in Reply.of(parts).calls]
         ends = [at for at, part in enumerate(parts) if isinstance(part, CallEnd)]

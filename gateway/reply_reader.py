@@ -46,13 +46,14 @@ class ReplyReaders:
         notation = NOTATIONS.get(formats.calls) if calls and conversation.callable_tools else None
         thinking = THINKINGS.get(formats.reasoning)
         inside = thinking is not None and thinking.opened_by(_opening(conversation, prompt))
+        end = self._maker.renderer(conversation).habits.end_before_calls
 
         def parser() -> ReplyParser:
             return StreamParser(
-                thinking, notation, Calls(conversation.callable_tools), inside=inside, one_call=one_call
+                thinking, notation, Calls(conversation.callable_tools), inside=inside, one_call=one_call, end=end
             )
 
-        return ReplyReader(parser, self._maker.token_bytes.special_in(markers(notation, thinking)))
+        return ReplyReader(parser, self._maker.token_bytes.special_in(markers(notation, thinking, end)))
 
     def grammar(
         self,
@@ -80,7 +81,7 @@ class ReplyReaders:
             tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
             if not tools:
                 raise demand.refused("there is no such tool" if demand.tool else "there are no tools to call")
-            if not layout.calls:
+            if not layout.calls or self._ends_early(conversation):
                 raise demand.refused(f"calls in the notation of this model ({formats.calls}) cannot be forced")
         elif layout.said is None:
             raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
@@ -90,6 +91,11 @@ class ReplyReaders:
         self._maker.vocabulary  # noqa: B018 (made here, on a thread, and not where it is sent)
         split = self._maker.token_bytes.split
         return answer_grammar(demand, tools, layout, reasoning, split, many=many)
+
+    def _ends_early(self, conversation: Conversation) -> bool:
+        """Whether calls stand behind what ends an answer already, by the model's own settings."""
+        end = self._maker.renderer(conversation).habits.end_before_calls
+        return any(piece in self._maker.end_token_ids for piece in self._maker.token_bytes.split(end))
 
 
 def _opening(conversation: Conversation, prompt: Prompt) -> str:

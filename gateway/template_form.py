@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gateway.conversation import Conversation, Message, ToolCall
@@ -23,6 +23,7 @@ class Habits:
     ordinal_ids: bool = False  # refuses tool call ids as clients write them
     calls_as_text: bool = False  # drops tool calls: they are written into the content
     single_calls: bool = False  # refuses several calls in one message: these are written into the content
+    calls_apart: bool = False  # drops calls beside text: the text is a message of its own before theirs
     results_as_user: bool = False  # drops or refuses tool results: they are a user's messages
     system_as_user: bool = False  # drops or refuses leading system messages: they are a user's
     inner_as_user: bool = False  # drops, moves or refuses system messages behind others: they are a user's
@@ -37,6 +38,7 @@ class Habits:
     user_headers: tuple[str, ...] = ()  # what may stand before the text of a user message
     user_footer: str = ""  # what stands behind it
     end_of_turn: str = ""  # what follows the text of a final assistant message
+    end_before_calls: str = ""  # of this, what also stands between a text and calls in one message
 
 
 class Written(NamedTuple):
@@ -62,16 +64,22 @@ class TemplateForm:
         leading = True
         for index, message in enumerate(conversation.messages):
             leading = leading and message.role == "system"
-            fields = self._message(message, names.get(index), ordinals, leading)
-            before = written[-1].fields if written else None
-            if before is not None and fields["role"] == "user" and before["role"] in self._habits.joined:
-                before["content"] = f"{before['content']}\n\n{fields['content']}"
-                written[-1] = Written(before, index)
-            else:
-                written.append(Written(fields, index))
+            for part in self._parts(message):
+                fields = self._message(part, names.get(index), ordinals, leading)
+                before = written[-1].fields if written else None
+                if before is not None and fields["role"] == "user" and before["role"] in self._habits.joined:
+                    before["content"] = f"{before['content']}\n\n{fields['content']}"
+                    written[-1] = Written(before, index)
+                else:
+                    written.append(Written(fields, index))
         if self._habits.tools_as_text and conversation.tools:
             self._show_tools(written, _tools_text(conversation.tools))
         return written
+
+    def _parts(self, message: Message) -> tuple[Message, ...]:
+        if not (self._habits.calls_apart and message.content and message.tool_calls):
+            return (message,)
+        return replace(message, tool_calls=()), replace(message, content="", reasoning=None)
 
     def _show_tools(self, written: list[Written], text: str) -> None:
         """Append the tools to leading system text, or put them where that would be."""

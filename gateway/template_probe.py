@@ -42,6 +42,7 @@ _PLAIN = (_USER, _ANSWER, _NEXT)
 _CHATS = (_PLAIN, (_SYSTEM, *_PLAIN), (_USER,))
 _ASKED = (_USER, _CALLING, _RESULT)
 _TOOL_CHATS = ((*_ASKED, _ANSWER, _NEXT), (_SYSTEM, *_ASKED, _ANSWER, _NEXT), _ASKED)
+_BOTH = (_USER, Message("assistant", _ANSWER.content, (_CALL,)), _RESULT)
 _PARALLEL = (_USER, Message("assistant", "", (_CALL, _OTHER_CALL)), _RESULT, _OTHER_RESULT)
 _USER_FOLLOWS = ((_USER, _NEXT), (*_ASKED, _NEXT))
 _INNER_SYSTEM = ((_USER, _ANSWER, _INNER, _NEXT), (*_PLAIN, _INNER), (*_ASKED, _INNER))
@@ -68,6 +69,7 @@ def learn(template: ChatTemplate) -> Renderer:
         misplaced=frozenset(role for c in rendered for role in _misplaced(template, habits, c)),
         end_of_turn=_end_of_turn(template, habits),
     )
+    habits = replace(habits, end_before_calls=_end_before_calls(template, habits))
     habits = _user_frame(template, habits)
     return Renderer(template, replace(habits, vague=frozenset(_vague(template, habits))))
 
@@ -166,7 +168,16 @@ def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
     if with_tools and not _in_order(template, habits, _PARALLEL):
         tried = replace(habits, single_calls=True)
         habits = tried if _in_order(template, tried, _PARALLEL) else habits
+    if with_tools and not _calls_beside_text(template, habits):
+        tried = replace(habits, calls_apart=True)
+        habits = tried if _calls_beside_text(template, tried) and _in_order(template, tried, _BOTH) else habits
     return habits
+
+
+def _calls_beside_text(template: ChatTemplate, habits: Habits) -> bool:
+    """Whether a call comes out that has text beside it. Where only the text is lost, that is the model's habit."""
+    text = _text(template, habits, _chat(_BOTH)) or ""
+    return "probevalue" in text[text.find(_USER.content) :]
 
 
 def _shown(template: ChatTemplate, habits: Habits, messages: Sequence[Message]) -> bool:
@@ -230,6 +241,14 @@ def _end_of_turn(template: ChatTemplate, habits: Habits) -> str:
     text = _text(template, habits, Conversation((_USER, _ANSWER)), reply=False) or ""
     _, found, after = text.partition(_ANSWER.content)
     return after if found else ""
+
+
+def _end_before_calls(template: ChatTemplate, habits: Habits) -> str:
+    text = _text(template, habits, _chat(_BOTH)) or ""
+    end = habits.end_of_turn.strip()
+    between = text.rpartition(_ANSWER.content)[2].partition(_CALL.name)[0]
+    native = not (habits.calls_apart or habits.calls_as_text)
+    return end if native and _ANSWER.content in text and end in between else ""
 
 
 def _user_frame(template: ChatTemplate, habits: Habits) -> Habits:

@@ -28,7 +28,7 @@ JSON = CallLayout(
 TAGS = CallLayout("<call=", ">\n", "</call>", Tags("<arg=", ">\n", "\n</arg>\n"))
 BARE = CallLayout("<call>", "", "</call>", Bare('<|"|>', ordered=False))
 # Templates that write one call and no second, or not a third as the second.
-SINGLE = {"deepseek-ai-DeepSeek-V3", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"}
+SINGLE = {"GigaChat3-10B-A1.8B", "deepseek-ai-DeepSeek-V3", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"}
 CALLING = [name for name in [*NAMES, *OURS] if name in OURS or FORMATS.get(name, WRITTEN_BY_US)[0] != "none"]
 
 
@@ -98,7 +98,8 @@ def test_forced_calls_are_spelled_as_the_template_spells_them_and_read_as_calls(
             assert matcher.consume_tokens(list(text.encode()))
             assert matcher.is_accepting()
             assert accepts(single, text) == (count == 1)
-            parser = StreamParser(thinking, notation, Calls((LOOKUP,)), inside=False, one_call=False)
+            end = renderer(name).habits.end_before_calls
+            parser = StreamParser(thinking, notation, Calls((LOOKUP,)), inside=False, one_call=False, end=end)
             reply = Reply.of([*parser.feed(text), *parser.finish()])
             assert [(call.name, call.value()) for call in reply.calls] == [("lookup", each) for each in arguments]
             assert (reply.text, reply.reasoning) == ("", "")

@@ -17,24 +17,40 @@ from gateway.reply import Reply
 from gateway.reply_reader import ReplyReaders
 
 HARMONY, SOLAR, COHERE = "openai-gpt-oss-120b", "upstage-Solar-Open-100B", "Cohere2MoE"
+MUSE, GIGACHAT = "muse-glimmer", "GigaChat3-10B-A1.8B"
 ASKED = parse_messages([{"role": "user", "content": "Look it up."}])
 ARGUMENTS = {"q": "größe", "n": 3}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
 SOLAR_CALL = f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>lookup<|tool_call:args|>{JSON}<|tool_call:end|>"
+MUSE_CALL = """
+<atem:invoke name="lookup">
+<atem:parameter name="q">größe</atem:parameter>
+<atem:parameter name="n">3</atem:parameter>
+</atem:invoke>
+"""
 CALLS = {
     HARMONY: [
         f" to=functions.lookup<|channel|>commentary json<|message|>{JSON}",
         f"<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>{JSON}",
     ],
     SOLAR: [f"<|tool_calls|>{SOLAR_CALL}", f"<|tool_calls|>{SOLAR_CALL}{SOLAR_CALL}"],
+    MUSE: [f" to=lookup<|message|><atem:function_calls>{MUSE_CALL}</atem:function_calls>"],
+    GIGACHAT: [f'<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "lookup", "arguments": {JSON}}}'],
     "gemma": ['<|tool_call>call:lookup{q:<|"|>größe<|"|>,n:3}<tool_call|>'],
 }
 THOUGHTS = {
     HARMONY: "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant",
     SOLAR: "<|think|>I look.<|end|><|begin|>assistant",
+    MUSE: " to=self<|message|>I look.<|eom|><|start|>assistant",
     "gemma": "<|channel>thought\nI look.\n<channel|>",
 }
-TEXTS = {HARMONY: "<|channel|>final<|message|>", SOLAR: "<|content|>", COHERE: "<|START_TEXT|>", "gemma": ""}
+TEXTS = {
+    HARMONY: "<|channel|>final<|message|>",
+    SOLAR: "<|content|>",
+    COHERE: "<|START_TEXT|>",
+    MUSE: " to=user<|message|>",
+    "gemma": "",
+}
 SCHEMA: dict[str, Any] = TOOL["function"]["parameters"]  # type: ignore[index]
 
 
@@ -60,12 +76,13 @@ def answers(name: str, demand: Demand, **wanted: Any) -> tuple[str, Any]:
 def test_a_call_is_forced_with_and_without_reasoning_before_it(name: str):
     grammar, read = answers(name, Demand("tool_choice"), many=True)
     for call in CALLS[name]:
-        for thought in ("", THOUGHTS[name]):
+        for thought in {"", THOUGHTS.get(name, "")}:
             assert accepts(grammar, thought + call), thought + call
             reply = read(thought + call)
             assert {(call.name, str(call.value())) for call in reply.calls} == {("lookup", str(ARGUMENTS))}
             assert (reply.text, reply.reasoning) == ("", "I look." if thought else "")
-    for other in ("I cannot.", THOUGHTS[name], THOUGHTS[name] + "No.", TEXTS[name] + "No."):
+    thought = THOUGHTS.get(name, "")
+    for other in ("I cannot.", thought, thought + "No.", TEXTS.get(name, "") + "No."):
         assert not accepts(grammar, other)
 
 

@@ -66,6 +66,10 @@ SHAPES = {
     "calls last": Conversation((SYSTEM, user(0), calls(1, 2)), (TOOL,)),
     "empty": Conversation((user(0), Message("assistant", ""), Message("user", ""), answer(1), user(2))),
     "calls without tools": Conversation((SYSTEM, user(0), calls(1), result(1), answer(2), user(3))),
+    "said and called": Conversation(
+        (user(0), replace(calls(1), content="I look."), result(1), replace(calls(4), content="Again."), result(4)),
+        (TOOL,),
+    ),
     "thinking": Conversation(
         (
             user(0),
@@ -103,6 +107,11 @@ def render(name: str, conversation: Conversation) -> PromptText:
     return renderer(name).render(conversation)
 
 
+def said(conversation: Conversation) -> tuple[Message, ...]:
+    """Without the text beside calls, which some templates leave out."""
+    return tuple(replace(m, content="") if m.tool_calls else m for m in conversation.messages)
+
+
 def prefixes(conversation: Conversation) -> list[Conversation]:
     """The conversations of its first 1, 2, 3 and so on messages, itself left out."""
     counts = range(1, len(conversation.messages))
@@ -131,6 +140,13 @@ def test_every_template_shows_a_call_and_its_result():
         assert '"result": 4' in text.replace("\\", ""), name
 
 
+@needs_templates
+def test_no_template_drops_a_call_because_of_text_beside_it():
+    for name in NAMES:
+        text = renderer(name).render(SHAPES["said and called"]).text
+        assert all(each in text for each in ("v1", "v4")), name
+
+
 @all_templates
 @all_shapes
 def test_no_template_drops_or_moves_what_was_said(name: str, shape: str):
@@ -140,7 +156,7 @@ def test_no_template_drops_or_moves_what_was_said(name: str, shape: str):
         return  # some leave a call at the end out, and most leave old thinking out
     text = render(name, conversation).text.replace("\\", "")
     leading = conversation.messages[0].role == "system"
-    places = [text.find(m.content.strip()) for m in conversation.messages[leading:] if m.content]
+    places = [text.find(m.content.strip()) for m in said(conversation)[leading:] if m.content]
     assert -1 not in places
     assert places == sorted(places)
     assert not leading or SYSTEM.content.strip() in text or "system" in renderer(name).habits.misplaced

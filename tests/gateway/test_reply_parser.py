@@ -38,13 +38,13 @@ TOOL = {
 }
 
 
-def parser(notation: str | None, thinking: str | None = None, **options: bool) -> StreamParser:
+def parser(notation: str | None, thinking: str | None = None, **options: Any) -> StreamParser:
     settings = {"inside": False, "one_call": False} | options
     return StreamParser(THINKINGS.get(thinking), NOTATIONS.get(notation), Calls((TOOL,)), **settings)
 
 
 def parse(
-    text: str, notation: str | None, thinking: str | None = None, step: int = 0, **options: bool
+    text: str, notation: str | None, thinking: str | None = None, step: int = 0, **options: Any
 ) -> list[Part]:
     """The parts of a text fed in pieces of `step` characters, ids left out; checks the grammar."""
     reading = parser(notation, thinking, **options)
@@ -83,7 +83,7 @@ def well_formed(parts: list[Part]) -> list[Part]:
     return list(merged(plain))
 
 
-def read(text: str, notation: str | None, thinking: str | None = None, **options: bool) -> Reply:
+def read(text: str, notation: str | None, thinking: str | None = None, **options: Any) -> Reply:
     """The answer that a text is; the same for every way of cutting it."""
     whole = parse(text, notation, thinking, **options)
     for step in (1, 2, 3, 7, 16):
@@ -127,6 +127,8 @@ WRITTEN = {
     "nemotron": f'<TOOLCALL>[{{"name": "lookup", "arguments": {JSON}}}]</TOOLCALL>',
     "tool_calls": f'<tool_calls>\n{{"name": "lookup", "arguments": {JSON}}}\n</tool_calls>',
     "functools": f' functools[{{"name": "lookup", "arguments": {JSON}}}]',
+    "muse": '<atem:function_calls>\n<atem:invoke name="lookup">\n<atem:parameter name="q">größe 😀 "x" \\ </b>\n'
+    '</atem:parameter>\n<atem:parameter name="n">7</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
     "gigachat": f'function call<|role_sep|>\n{{"name": "lookup", "arguments": {JSON}}}',
 }
 every_notation = pytest.mark.parametrize("notation", sorted(NOTATIONS))
@@ -200,7 +202,7 @@ def test_arguments_come_before_the_call_has_ended(notation: str):
 def test_text_of_marker_pieces_reads_the_same_however_it_is_cut(data: st.DataObject):
     """Whatever comes out, it does not depend on the cuts, every call is closed, and no letter is lost from text."""
     notation = data.draw(st.sampled_from(sorted(NOTATIONS)))
-    thinking = data.draw(st.sampled_from([None, "think", "gemma4", "harmony"]))
+    thinking = data.draw(st.sampled_from([None, "think", "gemma4", "harmony", "muse"]))
     inside = thinking is not None and data.draw(st.booleans())
     written = WRITTEN[notation]
     words = ["hi", " ", "\n", "{", "}", '"', "[", "<", "x: 1,", written, "<think>", "</think>", "é😀"]
@@ -476,3 +478,33 @@ def test_what_a_model_calls_with_can_be_written_again():
     assert orjson.loads(orjson.dumps(call.value())) == {"q": "\ufffd", "n": 12345678901234567890123.0}
     started, fragment = Calls((TOOL,)).start("a\ud83d"), Calls((TOOL,)).arguments('{"q": "\ud83d"}')
     assert orjson.dumps([started.name, fragment.fragment])
+
+
+MUSE_HEADS = (
+    " to=self<|message|>Hm.<|eom|><|start|>assistant",
+    f" to=lookup<|message|>{WRITTEN['muse']}",
+    f"<|eom|><|start|>assistant to=lookup<|message|>{WRITTEN['muse']}",
+    "<|eom|><|start|>assistant to=user<|message|> Found.",
+)
+
+
+def test_parts_have_headers_that_are_no_text():
+    reply = read("".join(MUSE_HEADS), "muse", "muse")
+    assert (reply.reasoning, reply.text, calls(reply)) == ("Hm.", "Found.", ONE * 2)
+    assert read(" to=user<|message|>Write to=x or to=<b>.", "muse", "muse") == Reply("Write to=x or to=<b>.")
+    assert read(" to=nobody knows", "muse", "muse") == Reply(" to=nobody knows")
+
+
+PART_END = "<|message_sep|>"
+
+
+@pytest.mark.parametrize("notation", ["gigachat", None])
+def test_behind_the_end_of_a_part_only_a_call_goes_on(notation: str | None):
+    reading = parser(notation, end=PART_END)
+    parts = reading.feed(f"Hello.{PART_END}\n\nuser<|role_sep|>\nMe again")
+    assert reading.done
+    assert Reply.of([*parts, *reading.finish()]) == Reply("Hello.")
+    assert read(f"Hello.{PART_END}", notation, end=PART_END) == Reply("Hello.")
+    called = f"I look.{PART_END}\n\n{WRITTEN['gigachat']}{PART_END}\n\nfunction result<|role_sep|>\nmade up"
+    reply = read(called, notation, end=PART_END)
+    assert (reply.text, calls(reply)) == ("I look.", ONE if notation else [])
