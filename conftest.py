@@ -26,6 +26,7 @@ _DAEMONS = {
 _WHOLE_ROOMS = ("gateway", "cachectl", "protocol")  # whose tests are too short to be handed out one by one
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n`, tests of a group run in one process, one after the other; groups of many are begun first."""
     for item in items:
