@@ -70,7 +70,8 @@ class Journal:
         """Remember a request that was never taken in, as failed, and write its line."""
         request.state, request.ended_at = "failed", request.arrived
         self._remember(request)
-        log.info("request=%s state=refused cause=%s: %s", request.request_id, code, " ".join(text.split()))
+        what = " ".join(text.partition(":")[0].split())  # behind it may stand what the client has written
+        log.info("request=%s state=refused cause=%s: %s", request.request_id, code, what)
 
     def _remember(self, request: Request) -> Explanation:
         explanation = self._explain(request)

@@ -25,7 +25,7 @@ def test_one_line_for_each_request_with_its_outcome(caplog):
     assert "committed=40" in lines[0]
     assert f"request={second} " in lines[1]
     assert lines[1].endswith("diverged_message=1 diverged_token=20")
-    assert lines[2] == f"request={refused} state=refused cause=too_long: " + rig.end(refused).message
+    assert lines[2] == f"request={refused} state=refused cause=too_long: prompt is too long"
 
 
 def test_a_cancelled_request_names_its_cause(caplog):
