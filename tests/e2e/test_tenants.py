@@ -150,15 +150,20 @@ def test_monitoring_and_logs_hold_no_text_no_ids_no_digests_and_no_keys(keyed: S
     keyed.client.request("POST", "/v1/chat/completions", bad, bearing("amy"))
     keyed.client.request("POST", "/v1/chat/completions", secret.encode(), bearing("amy"))
     keyed.client.request("POST", f"/v1/{secret.replace(' ', '-')}", b"{}", bearing("amy"))
+    form = {"type": "object", "properties": {"zeppelin": {"type": "string", "pattern": "quokka("}}}
+    formed = {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": form}},
+        "messages": [user("hi")],
+    }
+    assert keyed.client.request("POST", "/v1/chat/completions", formed, bearing("amy")).status == 400
     scrape = keyed.client.request("GET", "/metrics", headers=bearing("admin"))
     assert scrape.status == 200
     assert keyed.client.get("/metrics").status == 401
     told = [scrape.raw.decode(), keyed.daemon.log()]
     told += [keyed.client.get(path).raw.decode() for path in ("/", "/health", "/ready")]
-    for command in (["list"], ["tree"], ["stats"], ["show", keyed.daemon.snapshots()[0]["slot"]]):
+    for command in (["list"], ["tree"], ["explain", answer.request_id]):
         told.append(keyed.daemon.cachectl(*command).stdout)
-    told.append(keyed.daemon.cachectl("explain", answer.request_id).stdout)
-    told += [keyed.daemon.cachectl("--json", verb).stdout for verb in ("list", "tree", "stats")]
+    told += [json.dumps(keyed.daemon.ask(verb)) for verb in ("list", "tree", "stats")]
     for text in told:
         assert text
         assert not any(word in text for word in secret.split())
