@@ -14,7 +14,16 @@ from cachectl.choosing import chosen
 from cachectl.events import events
 from cachectl.live import top, watch
 from cachectl.warm import APIS, warm
-from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
+from protocol.control import (
+    Difference,
+    Explanation,
+    Removed,
+    SlotInfo,
+    Stats,
+    Transferred,
+    TreeNode,
+    Verifications,
+)
 from protocol.control_client import ControlClient
 from protocol.sizes import parse_size
 
@@ -102,6 +111,20 @@ def pin(client: ControlClient, asked: Asked) -> bool:
     return True
 
 
+def export(client: ControlClient, asked: Asked) -> bool:
+    """The worker writes the files, as its own user."""
+    answer = ask(client, Transferred, "export", folder=str(asked.folder.absolute()), slots=asked.slots)
+    show(asked, asdict(answer), lambda: render.transferred(answer, "exported"))
+    return True
+
+
+def import_files(client: ControlClient, asked: Asked) -> bool:
+    """Refused if a file was left that is not there already."""
+    answer = ask(client, Transferred, "import", folder=str(asked.folder.absolute()))
+    show(asked, asdict(answer), lambda: render.transferred(answer, "imported"))
+    return not set(answer.refused) - {"known"}
+
+
 def _takes_slot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("slot", type=int, metavar="SLOT")
 
@@ -117,6 +140,15 @@ def _takes_slots(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--tenant", metavar="T", help="all of one tenant")
     which.add_argument("--to", type=_size, metavar="SIZE", help="those used longest ago, until the rest hold SIZE")
     _takes_dry_run(parser)
+
+
+def _takes_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="on the worker's machine")
+
+
+def _takes_folder_and_slots(parser: argparse.ArgumentParser) -> None:
+    _takes_folder(parser)
+    parser.add_argument("slots", type=int, nargs="+", metavar="SLOT")
 
 
 def _takes_dry_run(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +222,8 @@ COMMANDS = {
     "verify": CommandLine("hits that were computed again and compared", verify, _takes_wait),
     "pin": CommandLine("keep a snapshot whatever happens", pin, _takes_slot),
     "unpin": CommandLine("let a pinned snapshot be evicted again", pin, _takes_slot),
+    "export": CommandLine("write snapshots to a directory, from the disk cache", export, _takes_folder_and_slots),
+    "import": CommandLine("take snapshots of a directory into the disk cache", import_files, _takes_folder),
     "warm": CommandLine("compute a prompt in advance and pin it", warm, _takes_prompt),
     "watch": CommandLine("one line a second until interrupted", watch),
     "events": CommandLine("what happens to the cache, one line each, until interrupted", events, _takes_past),

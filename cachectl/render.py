@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protocol.control import Difference, Explanation, Removed, SlotInfo, Stats, TreeNode, Verifications
+from protocol.control import (
+    Difference,
+    Explanation,
+    Removed,
+    SlotInfo,
+    Stats,
+    Transferred,
+    TreeNode,
+    Verifications,
+)
 from protocol.sizes import format_size
 
 _DEEPEST = 20  # steps that a tree goes to the right
@@ -256,6 +265,13 @@ def evicted(answer: Removed) -> str:
 def flushed(answer: Removed) -> str:
     verb = "would flush" if answer.dry_run else "flushed"
     return f"{verb} {len(answer.removed)}, busy {len(answer.busy)}: {format_size(answer.freed_bytes)} back"
+
+
+def transferred(answer: Transferred, verb: str) -> str:
+    lines = [f"{verb} {answer.files} files, {format_size(answer.bytes)}"]
+    if answer.refused:
+        lines.append(f"left out: {counts(answer.refused)}")
+    return "\n".join(lines)
 
 
 def verifications(answer: Verifications) -> str:

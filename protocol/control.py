@@ -17,6 +17,8 @@
 | `verify` | | `Verifications` |
 | `pin` | `slot`, or `request_id` and `head` (false) | `SlotInfo` |
 | `unpin` | `slot` | `SlotInfo` |
+| `export` | `folder`, `slots` [int] | `Transferred`; the worker itself writes there |
+| `import` | `folder` | `Transferred` |
 
 A slot is used again for other snapshots, and what was read of it may be out of date. So what is chosen by what was
 read goes with the generations it had: `evict` passes over slots that have been written since or are empty. `pin` of a
@@ -49,6 +51,8 @@ VERBS = (
     "verify",
     "pin",
     "unpin",
+    "export",
+    "import",
 )
 
 
@@ -147,6 +151,15 @@ class Removed:
     freed_bytes: int
     dry_run: bool
     tier_bytes: int = 0  # freed in slower tiers, which a dry run does not look at
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What `export` wrote, or `import` took in. A snapshot is several files, which it may share with others."""
+
+    files: int
+    bytes: int
+    refused: dict[str, int]  # files that were left, by cause; `known` ones are there already
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from protocol.control import Removed, Stats, Verifications
+from protocol.control import Removed, Stats, Transferred, Verifications
 from protocol.messages import Command, ModelInfo, Reply
 from worker.block_pool import BlockPool
 from worker.difference import difference
@@ -19,6 +20,7 @@ from worker.snapshot_index import Node
 from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
 from worker.tiers.tiers import Tiers
+from worker.tiers.transfer import TransferRefused, export_snapshots, import_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class Control:
         epoch = self._scheduler.epoch
         try:
             return Reply(epoch, command.command_id, self._data(command.verb, command.args))
-        except (Refused, UnknownSlot) as error:
+        except (Refused, UnknownSlot, TransferRefused) as error:
             return Reply(epoch, command.command_id, error=str(error))
         except Exception as error:
             if command.verb not in _READING:
@@ -126,8 +128,25 @@ class Control:
             case "unpin":
                 self._clearing.unpin(_integer(args, "slot"))
                 return asdict(slot_info(store, _integer(args, "slot")))
+            case "export" | "import":
+                return asdict(self._transfer(verb, args))
             case _:
                 raise Refused(f"unknown verb {verb}")
+
+    def _transfer(self, verb: str, args: dict[str, Any]) -> Transferred:
+        """Snapshots to or from a folder on this machine."""
+        disk = self._tiers.disk if self._tiers else None
+        if disk is None:
+            raise Refused(f"{verb} needs a disk cache: start the worker with --disk-cache")
+        folder = args.get("folder")
+        if not isinstance(folder, str) or not Path(folder).is_absolute():
+            raise Refused("folder: must be an absolute path")
+        if verb == "import":
+            if disk.is_writing:
+                raise Refused("snapshots are being written: try again in a moment")
+            return import_snapshots(disk, Path(folder))
+        nodes = [self._store.known(slot).node for slot in _integers(args, "slots")]
+        return export_snapshots(disk, nodes, Path(folder), recurs=self._store.states is not None)
 
     def _conversation(self, args: dict[str, Any], name: str) -> Node:
         """The node that a slot number or a request id stands for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,8 +60,9 @@ def _processor() -> str:
     return "; ".join(facts.get(key, "") for key in ("vendor_id", "cpu family", "model", "model name", "flags"))
 
 
+@cache
 def _kernels() -> str:
-    """A hash of every file here that computes."""
+    """A hash of every file here that computes, as they were when this process first asked."""
     state = blake2b(digest_size=16)
     for path in sorted(_SOURCES.rglob("*.py")):
         text = path.read_bytes()

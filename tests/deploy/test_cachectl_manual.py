@@ -55,7 +55,7 @@ def test_the_manual_is_well_formed():
 
 def test_bash_completes_commands_and_options():
     assert completed("cachectl ") >= {*COMMANDS, *options(_parser())}
-    assert completed("cachectl --json e") == {"explain", "evict", "events"}
+    assert completed("cachectl --json e") == {"explain", "evict", "events", "export"}
     assert completed("cachectl --run-dir /run/x --timeout 3 st") == {"stats"}
     for name, parser in subcommands().items():
         assert completed(f"cachectl {name} -") >= options(parser), name

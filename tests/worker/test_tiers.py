@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scheduler_rig import Rig, one, text
 from snapshot_rig import Prompt, prompt
 from tier_rig import HERE, TierRig
@@ -467,6 +469,176 @@ def test_a_hit_that_was_proved_wrong_is_not_found_on_disk_either(start: Start):
     rig.settle()
     assert snapshot.leaving
     assert rig.accepted(rig.serve(chat(2))).depth == chat(1).last.end
+
+
+# The host tier
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_what_left_the_device_comes_back_from_the_host(start: Start, entries: int):
+    rig = start(slots=3, blocks=24, entries=entries and 4, host_bytes=1 << 20)
+    rig.serve(chat(3, who=1))
+    rig.settle()
+    for who in range(2, 6):
+        rig.serve(chat(3, who=who))
+        rig.settle()
+    request = rig.serve(chat(4, who=1))
+    assert rig.depth(request) == (chat(3).last.end, "hit", "none")
+    rig.assert_answered(request)
+    sources = rig.ask("explain", request_id=request).data["sources"]
+    assert set(sources) == {"host"}
+    assert rig.count("prefixd_cache_tokens_total", source="host") >= sources["host"] > 0
+    assert rig.count("prefixd_cache_tokens_total", source="disk") == 0
+    tiers = [tier["tier"] for tier in rig.ask("stats").data["tiers"]]
+    assert tiers == ["host", "disk"]
+
+
+def test_what_the_host_has_no_room_for_is_on_disk(start: Start):
+    rig = start(slots=2, blocks=24, host_bytes=400)
+    for who in range(1, 6):
+        rig.serve(chat(3, who=who))
+        rig.settle()
+    assert rig.host.ledger.evictions > 0
+    request = rig.serve(chat(4, who=1))
+    assert rig.depth(request) == (chat(3).last.end, "hit", "none")
+    assert "disk" in rig.ask("explain", request_id=request).data["sources"]
+    rig.assert_answered(request)
+
+
+def test_what_was_read_from_disk_stays_on_the_host(start: Start):
+    rig = start(host_bytes=1 << 20)
+    rig.serve(chat(3))
+    rig.settle()
+    rig = start(host_bytes=1 << 20)
+    rig.serve(chat(4))
+    rig.settle()
+    assert {part.node.end for part in rig.host.ledger.parts} == {b.end for b in chat(4).boundaries}
+
+
+# Anything at all
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), entries=st.sampled_from([0, 5]), host_bytes=st.sampled_from([0, 500]))
+def test_answers_and_accounts_are_right_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, entries: int, host_bytes: int
+):
+    """The rig compares every state that is read, kept or loaded with that of its tokens."""
+    folder = tmp_path_factory.mktemp("tiers")
+    disk_bytes = data.draw(st.sampled_from([8_000, 30_000, 1 << 20]))
+
+    def begin() -> TierRig:
+        return TierRig(folder, blocks=40, slots=4, entries=entries, disk_bytes=disk_bytes, host_bytes=host_bytes)
+
+    rig = begin()
+    try:
+        for _ in range(data.draw(st.integers(4, 12))):
+            rig = act(rig, begin, data)
+        rig.settle()
+    finally:
+        rig.close()
+
+
+def act(rig: TierRig, begin: Callable[[], TierRig], data: st.DataObject) -> TierRig:
+    """One of all that may happen to a worker; the one that goes on from there."""
+
+    def begin_again() -> TierRig:
+        rig.close()
+        return begin()
+
+    files = sorted(rig.disk.folder.glob("*.safetensors"))
+    match data.draw(
+        st.sampled_from(("ask", "ask", "together", "settle", "kill", "break", "remove", "flush", "evict"))
+    ):
+        case "ask":
+            request = rig.serve(chat(data.draw(st.integers(1, 4)), who=data.draw(st.integers(0, 3))))
+            rig.assert_answered(request)
+        case "together":
+            asked = [rig.generate(chat(data.draw(st.integers(1, 4)), who=who)) for who in range(3)]
+            rig.run()
+            for request in asked:
+                rig.assert_answered(request)
+        case "settle":
+            rig.settle()
+        case "kill":
+            rig = begin_again()
+            rig.check_disk()
+        case "break" if files:
+            how = data.draw(st.sampled_from(["flipped", "truncated", "empty", "header"]))
+            break_file(data.draw(st.sampled_from(files)), how)
+            rig = begin_again()
+        case "remove" if files:
+            data.draw(st.sampled_from(files)).unlink()
+            rig = begin_again()
+        case "flush":
+            rig.ask("flush")
+        case "evict":
+            rig.ask("evict", slots=[s.slot for s in rig.store.slots.snapshots()][:1])
+    return rig
+
+
+# From one worker to another
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_exported_snapshots_hit_elsewhere(start: Start, tmp_path: Path, entries: int):
+    rig = start(entries=entries)
+    for who in (1, 2):
+        rig.serve(chat(3, who=who))
+    rig.settle()
+    (slot,) = (s.slot for s in rig.store.slots.snapshots() if s.node.end == chat(3).last.end and s.slot == 1)
+    away = tmp_path / "away"
+    written = rig.ask("export", folder=str(away), slots=[slot]).data
+    assert written["files"] == len(list(away.iterdir())) == (5 if entries else 4)
+    assert away.stat().st_mode & 0o777 == 0o700
+    (away / "broken.kv.safetensors").write_bytes(b"nothing")
+    elsewhere = TierRig(tmp_path / "other", entries=entries)
+    try:
+        taken = elsewhere.ask("import", folder=str(away)).data
+        assert (taken["files"], taken["bytes"]) == (written["files"], written["bytes"])
+        assert taken["refused"] == {"checksum": 1}
+        assert elsewhere.ask("import", folder=str(away)).data["refused"] == {
+            "checksum": 1,
+            "known": taken["files"],
+        }
+        elsewhere.settle()
+        depths = sorted(elsewhere.accepted(elsewhere.serve(chat(4, who=who))).depth for who in (1, 2))
+        assert depths == [17 if not entries else 0, chat(3).last.end]
+        elsewhere.settle()
+    finally:
+        elsewhere.close()
+
+
+def test_what_does_not_fit_is_not_imported(start: Start, tmp_path: Path):
+    rig = start()
+    rig.serve(chat(2))
+    rig.settle()
+    slots = [s.slot for s in rig.store.slots.snapshots()]
+    rig.ask("export", folder=str(tmp_path / "away"), slots=slots)
+    for identity in (Identity("e" * 32, HERE.numerics), Identity(HERE.fingerprint, "m" * 16)):
+        other = TierRig(tmp_path / "other", identity=identity)
+        try:
+            assert other.ask("import", folder=str(tmp_path / "away")).data["refused"] == {"fingerprint": 3}
+            assert not other.disk.ledger.parts
+        finally:
+            other.close()
+
+
+def test_what_cannot_be_exported_is_said(start: Start, tmp_path: Path):
+    rig = start()
+    rig.disk._writer.is_held = True
+    rig.serve(chat(2))
+    rig.turns(10)
+    assert "is not on disk, or not yet" in rig.ask("export", folder=str(tmp_path / "away"), slots=[0]).error
+    assert "are being written" in rig.ask("import", folder=str(tmp_path)).error
+    rig.disk._writer.let_go()
+    rig.settle()
+    assert "cannot read" in rig.ask("import", folder=str(tmp_path / "nowhere")).error
+    (tmp_path / "file").touch()
+    assert "cannot write to" in rig.ask("export", folder=str(tmp_path / "file"), slots=[0]).error
+    assert rig.ask("export", folder="here", slots=[0]).error == "folder: must be an absolute path"
+    assert rig.ask("export", folder="/", slots=[99]).error == "slot 99 holds no snapshot"
+    assert "needs a disk cache" in Rig().ask("import", folder="/").error
 
 
 def test_without_slots_or_tiers_nothing_is_asked_of_them():

@@ -11,7 +11,9 @@ import torch
 from scheduler_rig import Rig
 
 from worker.tiers.disk import DiskTier
+from worker.tiers.host import HostTier
 from worker.tiers.part_file import Identity
+from worker.tiers.tier import Tier
 from worker.tiers.tiers import Tiers
 
 HERE = Identity("f" * 32, "n" * 16)
@@ -78,17 +80,19 @@ class RigMemory:
 
 
 class TierRig(Rig):
-    """A worker with a disk tier in `folder`."""
+    """A worker with a disk tier in `folder`, and a host tier if that has bytes."""
 
     def __init__(
         self,
         folder: Path,
         *,
         disk_bytes: int = 1 << 30,
+        host_bytes: int = 0,
         identity: Identity = HERE,
         foreign_numerics: bool = False,
         **options: Any,
     ) -> None:
+        self._host_bytes = host_bytes
         self._disk: dict[str, Any] = {
             "folder": folder,
             "limit": disk_bytes,
@@ -105,7 +109,11 @@ class TierRig(Rig):
             executor=AtOnce,
             **self._disk,
         )
-        return Tiers(rig.store, RigMemory(rig), [self.disk])
+        tiers: list[Tier] = [self.disk]
+        if self._host_bytes:
+            self.host = HostTier(self._host_bytes, rig.store.index, rig.clock, recurs=rig.store.states is not None)
+            tiers.insert(0, self.host)
+        return Tiers(rig.store, RigMemory(rig), tiers)
 
     def settle(self) -> None:
         """Turn until everything is idle and written, and see that the disk holds what is counted."""
@@ -113,6 +121,9 @@ class TierRig(Rig):
         assert self.tiers is not None
         self.turn_until(lambda: not (self.tiers.pending or self.tiers.is_loading or self.disk.is_writing))
         self.check_disk()
+        if self._host_bytes:
+            held = sum(tensor.nbytes for part in self.host.ledger.parts for tensor in part.place.values())
+            assert held == self.host.ledger.held <= self._host_bytes
 
     def check_disk(self) -> None:
         files = list(self.disk.folder.glob("*.safetensors"))

@@ -49,9 +49,9 @@ class PagedMemory:
     def empty(self, kind: PartKind, tokens: int) -> Tensors:
         if kind == "state":
             assert self._states is not None
-            return {_STATE: torch.empty(self._states.layout.entry_floats, dtype=torch.float32)}
+            return {_STATE: self._room((self._states.layout.entry_floats,), torch.float32)}
         return {
-            name: torch.empty((*rows.shape[:3], tokens, rows.shape[4]), dtype=rows.dtype)
+            name: self._room((*rows.shape[:3], tokens, rows.shape[4]), rows.dtype)
             for name, rows in self._rows.items()
         }
 
@@ -76,6 +76,9 @@ class PagedMemory:
 
     def copy_block(self, source: int, target: int) -> None:
         self._cache.copy_block(source, target)
+
+    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self._cache.device.type == "cuda")
 
     def _places(self, blocks: Sequence[int], start: int, end: int) -> Tensor:
         first = start // BLOCK_TOKENS

@@ -120,6 +120,11 @@ class DiskTier:
     def has_or_writes(self, node: Node, kind: PartKind) -> bool:
         return (node, kind) in self._pending or self.find(node, kind) is not None
 
+    def accepts(self, identity: Identity) -> bool:
+        """Whether files that are bound to this may be used here."""
+        same = identity.numerics == self.identity.numerics
+        return identity.fingerprint == self.identity.fingerprint and (same or self._foreign_numerics)
+
     def refusal(self, tenant: str, digest: bytes) -> AbsentReason | None:
         """Why what is here of a boundary cannot be used; None if nothing is, or it can."""
         names = [file_name(tenant, digest, kind) for kind in ("kv", "state")] if self.refusals else []
@@ -185,12 +190,13 @@ class DiskTier:
 
     # Reading
 
-    def read(self, part: Part, to: Tensors) -> Reading:
-        """Fill `to` with a part on a thread."""
-        future = self._readers.submit(_read, part.place, to)
+    def read(self, part: Part, to: Callable[[], Tensors]) -> Reading:
+        """Read a part on a thread."""
+        room = to()
+        future = self._readers.submit(_read, part.place, room)
         future.add_done_callback(lambda _: self._wake())
         part.used_at = self._clock()
-        return Reading(to, future)
+        return Reading(room, future)
 
     def path_of(self, part: Part) -> Path:
         assert isinstance(part.place, _File)
@@ -200,14 +206,10 @@ class DiskTier:
 
     def flush(self, keep: Collection[Node]) -> int:
         """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
-        before = self.ledger.held
         for writing in self._pending.values():
             writing.wanted = writing.wanted and writing.node in keep
-        for part in list(self.ledger.parts):
-            if part.node not in keep:
-                self.ledger.drop(part, "flushed")
         self.refusals.clear()
-        return before - self.ledger.held
+        return self.ledger.flush(keep)
 
     def drop(self, node: Node, reason: AbsentReason) -> None:
         """Neither what is here of a boundary nor what is being written will be found."""

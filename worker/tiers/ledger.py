@@ -87,6 +87,14 @@ class Ledger:
             if part is not None:
                 self.drop(part, reason)
 
+    def flush(self, keep: Collection[Node]) -> int:
+        """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
+        before = self.held
+        for part in list(self.parts):
+            if part.node not in keep:
+                self.drop(part, "flushed")
+        return before - self.held
+
     def room(self, size: int, protect: Collection[Node] = ()) -> bool:
         """Let parts go until `size` bytes fit. False, and nothing went, where that cannot be had."""
         short = self.held + self.promised + size - self.limit

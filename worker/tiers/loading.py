@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from protocol.messages import Generate
@@ -120,8 +121,8 @@ class Loading:
         assert self.open is None
         store, pool = self._store, self._store.pool
         source = frozenset() if found.slot is None else frozenset({found.slot})
-        partial = found.depth % pool.block_tokens > 0
-        needed = pool.blocks_for(target.end) - pool.blocks_for(found.depth) + partial
+        tail = found.depth % pool.block_tokens > 0  # the last block, half full, is copied
+        needed = pool.blocks_for(target.end) - pool.blocks_for(found.depth) + tail
         if not (self._memory.room(needed, source) and self._states.room(1, source)):
             raise NoRoom
         blocks: list[int] = []
@@ -180,7 +181,7 @@ class Loading:
         held = 0
         for step in load.steps:
             if step.reading is None:
-                room = self._device.empty(step.part.kind, step.tokens)
+                room = partial(self._device.empty, step.part.kind, step.tokens)
                 step.reading = step.tier.read(step.part, room)
             held += step.part.size
             if held >= WINDOW_BYTES:

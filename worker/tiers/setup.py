@@ -12,6 +12,7 @@ from worker.fingerprint import text_fingerprint
 from worker.snapshots import SnapshotStore
 from worker.tiers.device_memory import DeviceMemory
 from worker.tiers.disk import DiskTier
+from worker.tiers.host import HostTier
 from worker.tiers.part_file import FORMAT, Identity
 from worker.tiers.tier import Tier
 from worker.tiers.tiers import Tiers
@@ -35,6 +36,9 @@ def open_tiers(
 ) -> Tiers | None:
     """None where there are none. Raises `SettingsError` where one cannot be had."""
     tiers: list[Tier] = []
+    recurs = store.states is not None
+    if settings.slots and settings.host_memory:
+        tiers.append(HostTier(settings.host_memory, store.index, store.clock, recurs=recurs))
     if settings.slots and settings.disk_cache is not None:
         names = identity()
         log.info("numerics %s, files of %s", names.numerics, names.fingerprint)
@@ -46,7 +50,7 @@ def open_tiers(
                 store.index,
                 wake,
                 store.clock,
-                recurs=store.states is not None,
+                recurs=recurs,
                 foreign_numerics=settings.foreign_numerics,
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -58,8 +58,8 @@ class Tier(Protocol):
         Nothing of `protect` goes for it.
         """
 
-    def read(self, part: Part, to: Tensors) -> Reading:
-        """Get a part back; `to` is room for it that may be used."""
+    def read(self, part: Part, to: Callable[[], Tensors]) -> Reading:
+        """Get a part back; `to` makes room for it, if that is needed."""
 
     def drop(self, node: Node, reason: AbsentReason) -> None:
         """Nothing of a boundary is found any more."""
