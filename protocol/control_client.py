@@ -29,7 +29,7 @@ class ControlClient:
     def __init__(self, where: Path | Endpoint, timeout_seconds: float) -> None:
         endpoint = where if isinstance(where, Endpoint) else control_endpoint(where)
         self._address = endpoint.address
-        if endpoint.file is not None and not endpoint.file.exists():
+        if endpoint.file is not None and not _is_there(endpoint.file):
             raise WorkerUnavailable(f"no worker runs in {endpoint.file.parent}")
         self._timeout_seconds = timeout_seconds
         self._context = zmq.Context()
@@ -53,7 +53,11 @@ class ControlClient:
         """
         command = Command(secrets.token_hex(8), verb, args)
         deadline = time.monotonic() + self._timeout_seconds
-        self._socket.send_multipart(encode(command))
+        try:
+            frames = encode(command)
+        except TypeError as error:  # of a number beyond 64 bits, which no worker can know of
+            raise CommandRefused(f"{verb}: {error}") from error
+        self._socket.send_multipart(frames)
         while self._socket.poll(max(0, round((deadline - time.monotonic()) * 1000))):
             try:
                 reply = decode(self._socket.recv_multipart())
@@ -66,3 +70,11 @@ class ControlClient:
                     raise CommandRefused(reply.error)
                 return reply.data
         raise WorkerUnavailable(f"no worker answers at {self._address} within {self._timeout_seconds:g} s")
+
+
+def _is_there(socket: Path) -> bool:
+    """Raises `WorkerUnavailable` in a directory that is closed to this user."""
+    try:
+        return socket.exists()
+    except PermissionError as error:
+        raise WorkerUnavailable(f"cannot look into {socket.parent}: {error.strerror}") from error

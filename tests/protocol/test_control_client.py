@@ -1,7 +1,10 @@
 """Asking a worker: answers, refusals, silence, and replies that come too late."""
 
+import errno
+import os
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import zmq
@@ -86,6 +89,25 @@ def test_a_worker_of_another_version_says_so(tmp_path):
 def test_no_socket_is_known_at_once(tmp_path):
     with pytest.raises(WorkerUnavailable, match="no worker runs"):
         ask(tmp_path, timeout=3600.0)
+
+
+def test_a_directory_of_another_user_is_as_good_as_none(tmp_path, monkeypatch):
+    def forbidden(path, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(WorkerUnavailable, match=r"cannot look into .*: Permission denied"):
+        ask(tmp_path)
+
+
+def test_a_number_that_does_not_fit_on_the_wire_is_refused(tmp_path):
+    with (
+        worker(tmp_path, lambda command: [encode(Reply("e", command.command_id, "shown"))]),
+        ControlClient(tmp_path, 30.0) as client,
+    ):
+        with pytest.raises(CommandRefused, match=r"show: .*64-bit"):
+            client.ask("show", slot=1 << 64)
+        assert client.ask("show", slot=(1 << 64) - 1) == "shown"
 
 
 def test_a_socket_that_nobody_serves_is_noticed(tmp_path):
