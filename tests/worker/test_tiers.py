@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -266,6 +267,41 @@ def test_what_a_killed_worker_leaves_is_cleared(start: Start):
     rig.check_disk()
     assert [part.node.end for part in rig.disk.ledger.parts] == [17]
     assert (rig.disk.folder / "notes.txt").exists()
+
+
+def test_a_full_disk_costs_what_could_not_be_written(start: Start, monkeypatch: pytest.MonkeyPatch):
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rig = start()
+    rig.serve(chat(1))
+    rig.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.tiers.part_file.os.replace", full)
+        rig.assert_answered(rig.serve(chat(2)))
+        rig.settle()
+    assert rig.tiers.failures()["disk_full"] == 1
+    rig.assert_answered(rig.serve(chat(3)))
+    rig.settle()
+    rig = start()
+    assert rig.depth(rig.serve(chat(4))) == (chat(3).last.end, "hit", "none")
+    assert not any(rig.store.stale_drops.values())
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_with_every_slot_taken_for_good_a_prompt_is_computed(start: Start, entries: int):
+    """S2-e: what is loaded has no slot of its own to pass through, and takes none that is pinned."""
+    rig = start(slots=2, entries=entries)
+    rig.serve(chat(3))
+    rig.settle()
+    rig = start(slots=2, entries=entries)
+    for who, slot in ((5, 0), (6, 1)):
+        rig.serve(one(who, 12))
+        rig.ask("pin", slot=slot)
+    request = rig.serve(chat(4))
+    rig.assert_answered(request)
+    assert rig.kept() == [12, 12]
+    rig.settle()
 
 
 # The folder
