@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.demands import strict_tools
+from gateway.demands import free_demand, strict_tools
 from gateway.grammar import Demand
 from gateway.openai_params import CommonParams, Stops, checked, template_variables
 from protocol.errors import RequestError
@@ -78,7 +78,9 @@ class MessagesParams(CommonParams):
             name = choice.name if choice.type == "tool" else None
             return Demand("tool_choice", tool=name, strict=strict_tools(tools))
         form = self.output_config.format if self.output_config else None
-        return Demand("output_config.format", form.wanted) if form else None
+        if form is not None:
+            return Demand("output_config.format", form.wanted)
+        return free_demand(tools) if self.calls else None
 
     def variables(self) -> dict[str, Any]:
         """For the template, under both names that templates have for it; nothing asked for leaves it its default."""

@@ -83,9 +83,11 @@ class AnswerLayout(NamedTuple):
     """What is known of the form of a model's answers.
 
     `calls` are the ways in which it may spell calls, the template's first; `said` is what stands before text, and
-    `resumed` what stands between reasoning and anything behind it: None where that cannot be told.
+    `resumed` what stands between reasoning and anything behind it: None where that cannot be told. `openers` are what
+    a call may begin with, the first of them those calls; none where text and calls are not parted by that alone.
     """
 
     calls: tuple[CallLayout, ...] = ()
     said: str | None = ""
     resumed: str | None = None
+    openers: tuple[str, ...] = ()

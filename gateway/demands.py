@@ -53,6 +53,12 @@ def call_demand(choice: str | dict[str, Any] | None, tools: object) -> Demand | 
     raise RequestError("tool_choice can only be auto, none, required or a function here", param="tool_choice")
 
 
+def free_demand(tools: object) -> Demand | None:
+    """What strict tools ask for where nothing need be called."""
+    strict = strict_tools(tools)
+    return Demand("tools", strict=strict, free=True) if strict else None
+
+
 def strict_tools(tools: object) -> frozenset[str]:
     """The names of tools that want to be called exactly as their schemas say, in any dialect's list."""
     found: set[str] = set()

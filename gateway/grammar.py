@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llguidance import LLMatcher
@@ -25,13 +25,15 @@ class Demand:
     """What a request wants an answer to be. `field` is what the client calls it.
 
     With a `schema`, JSON of it; otherwise a call of one tool: `tool`, or any. Tools in `strict` must be called
-    exactly as their schemas say, others as far as these can be followed.
+    exactly as their schemas say, others as far as these can be followed. If it is `free`, any text will do, and calls
+    behind it; then all tools are followed as far as can be.
     """
 
     field: str
     schema: Mapping[str, Any] | None = None
     tool: str | None = None
     strict: frozenset[str] = frozenset()
+    free: bool = False
 
     def refused(self, problem: str) -> RequestError:
         return RequestError(f"{self.field}: {problem}", param=self.field)
@@ -68,8 +70,11 @@ def answer_grammar(
             answers.append(f"{lark.text(layout.said or '')} {lark.json(schema)}")
         if tools and layout.calls:
             arguments = [_arguments(lark, tool["function"], layout.calls[0], demand) for tool in tools]
-            many = many and demand.tool is None
-            answers += [_calls(lark, tools, arguments, spelling, many=many) for spelling in layout.calls]
+            if demand.free:
+                answers += _beside_text(lark, tools, arguments, layout)
+            else:
+                many = many and demand.tool is None
+                answers += [_calls(lark, tools, arguments, spelling, many=many) for spelling in layout.calls]
     except NotFollowed as why:
         raise demand.refused(str(why)) from why
     text = lark.written(f"{_thought(lark, layout, reasoning)} {any_of(answers)}")
@@ -78,6 +83,18 @@ def answer_grammar(
     if problem := LLMatcher.validate_grammar(text):
         raise demand.refused(reason(problem))
     return text
+
+
+def _beside_text(
+    lark: Lark, tools: Sequence[dict[str, Any]], arguments: Sequence[str], layout: AnswerLayout
+) -> list[str]:
+    """Text alone, and calls with or without text before them. What opens a call is no text."""
+    spelling, opener = layout.calls[0], layout.openers[0]
+    text = lark.text_without(layout.openers)
+    if lark.is_special(opener):
+        return [f"{text} ({_calls(lark, tools, arguments, spelling, many=True)})?"]
+    opened = replace(spelling, before=spelling.before.removeprefix(opener))
+    return [text, f"{lark.until(opener)} {_calls(lark, tools, arguments, opened, many=True)}"]
 
 
 def _thought(lark: Lark, layout: AnswerLayout, reasoning: Reasoning | None) -> str:
@@ -93,6 +110,15 @@ def _arguments(lark: Lark, function: dict[str, Any], layout: CallLayout, demand:
     """The name of a rule for a tool's arguments. Raises `NotFollowed`."""
     what = f"the parameters of {function['name']!r}"
     strict = function["name"] in demand.strict
+    if demand.free:
+        try:
+            return _values(lark, function, layout, what, strict=strict)
+        except NotFollowed:
+            strict = False
+    return _values(lark, function, layout, what, strict=strict)
+
+
+def _values(lark: Lark, function: dict[str, Any], layout: CallLayout, what: str, *, strict: bool) -> str:
     schema = {**function["parameters"], "type": "object"}
     match layout.values:
         case None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.call_layout import Bare
-from gateway.grammar_lark import Lark, NotFollowed, any_of, checked, resolved
+from gateway.grammar_lark import Lark, NotFollowed, any_of, checked, pattern, resolved
 from gateway.reply_call_gemma import bare_key, bare_text
 
 _KEY = r'[^\s,:{}\[\]"<]{1,64}'
@@ -164,7 +164,7 @@ class BareValues:
         if schema is False:
             return ""
         value = self._value(schema, f"{path}.*".lstrip("."))
-        taken = "|".join(_escaped(key) for key in keys)
+        taken = "|".join(map(pattern, keys))
         key = self._lark.terminal(f"/{_KEY}/" + (f" & ~/({taken})/" if taken else ""))
         return self._lark.rule(f'{key} ":" {value}')
 
@@ -191,9 +191,3 @@ class BareValues:
 
     def _refused(self, path: str, problem: str) -> NotFollowed:
         return NotFollowed(f"{self._place(path)} cannot be followed: {problem}")
-
-
-def _escaped(key: str) -> str:
-    return "".join(
-        c if c.isalnum() or c == "_" else f"\\{c}" if c.isascii() and c.isprintable() else c for c in key
-    )

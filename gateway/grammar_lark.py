@@ -23,6 +23,7 @@ _MAX_REASON = 300  # characters
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 16
 _PATTERNS = {CALL_ID: "/[0-9A-Za-z_-]{1,40}/", COUNT: "/[0-9]{1,9}/"}
+_META = r"\.+*?()|[]{}^$#&-~/"
 _PLACES = re.compile(f"([{CALL_ID}{COUNT}])")
 
 Split = Callable[[str], Iterable[int | str]]
@@ -106,6 +107,11 @@ class Lark:
         """Whether a text begins with a special token, which no other text can run into."""
         return isinstance(next(iter(self._split(text)), None), int)
 
+    def text_without(self, texts: Iterable[str]) -> str:
+        """Any text in which some others do not occur. Special tokens are no text, and never do."""
+        excluded = [f" & ~/(.|\\n)*{pattern(each)}(.|\\n)*/" for each in texts if not self.is_special(each)]
+        return self.terminal(_ANY_TEXT + "".join(excluded))
+
     def until(self, end: str) -> str:
         """Any text up to and with an end."""
         if self.is_special(end):
@@ -121,6 +127,11 @@ class Lark:
         """The whole grammar."""
         # Without forcing, text that can only go on in one way may still be in any tokens that spell it.
         return "\n".join(['%llguidance {"no_forcing": true}', f"start: {start}", *self._rules.values()])
+
+
+def pattern(text: str) -> str:
+    """A regular expression for exactly this text."""
+    return "".join("\\n" if c == "\n" else f"\\{c}" if c in _META else c for c in text)
 
 
 def any_of(alternatives: Iterable[str]) -> str:

@@ -63,7 +63,11 @@ def find_layout(renderer: Renderer, notation: Notation | None, thinking: Thinkin
     spellings = notation.also if isinstance(notation, NamedNotation) else ()
     also = (replace(found, before=before, between=between) for before, between in spellings)
     calls = (found, *(other for other in also if is_read(other)))
-    return AnswerLayout(calls, said, probes.resumed(found.before) if parts_answers else None)
+    if parts_answers:
+        return AnswerLayout(calls, said, probes.resumed(found.before))
+    own = next((opener for opener in notation.openers if found.before.startswith(opener)), None)
+    openers = () if own is None else (own, *(opener for opener in notation.openers if opener != own))
+    return AnswerLayout(calls, said, None, openers)
 
 
 class _Probes:

@@ -14,6 +14,7 @@ from gateway.reply_calls import Calls
 from gateway.reply_formats import NOTATIONS, THINKINGS, markers
 from gateway.reply_parser import StreamParser, Thinking
 from gateway.reply_probe import Formats, find_formats
+from protocol.errors import RequestError
 
 _log = logging.getLogger("prefixd.gateway")
 
@@ -69,7 +70,7 @@ class ReplyReaders:
         Where it is for a call, `many` may come. Raises `RequestError` naming its field, where such answers cannot be
         forced.
         """
-        if demand is None:
+        if demand is None or (demand.free and not self._parts(conversation)):
             return None
         formats = self.formats(conversation)
         thinking = THINKINGS.get(formats.reasoning)
@@ -90,7 +91,16 @@ class ReplyReaders:
             reasoning = None  # what parts it from an answer is not known
         self._maker.vocabulary  # noqa: B018 (made here, on a thread, and not where it is sent)
         split = self._maker.token_bytes.split
-        return answer_grammar(demand, tools, layout, reasoning, split, many=many)
+        try:
+            return answer_grammar(demand, tools, layout, reasoning, split, many=many)
+        except RequestError:
+            if demand.free:
+                return None  # nobody asked for a form: such tools are called as the model likes
+            raise
+
+    def _parts(self, conversation: Conversation) -> bool:
+        """Whether text and calls are told apart by what opens a call; and the answer begins with its prompt."""
+        return bool(self._layouts[id(self._maker.renderer(conversation))].openers) and not conversation.continues
 
     def _ends_early(self, conversation: Conversation) -> bool:
         """Whether calls stand behind what ends an answer already, by the model's own settings."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.demands import call_demand, json_demand
+from gateway.demands import call_demand, free_demand, json_demand
 from gateway.grammar import Demand
 from gateway.openai_params import MAX_LOGPROBS, CommonParams, Count, Whole, checked
 from protocol.errors import RequestError
@@ -100,7 +100,7 @@ class ResponsesParams(CommonParams):
         form = self.text.format if self.text else None
         called = call_demand(self.tool_choice, tools)
         wanted = json_demand(form.type, form.wanted, "text.format") if form else None
-        return called or wanted
+        return called or wanted or (None if self.tool_choice == "none" else free_demand(tools))
 
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""

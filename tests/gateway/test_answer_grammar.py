@@ -28,7 +28,12 @@ JSON = CallLayout(
 TAGS = CallLayout("<call=", ">\n", "</call>", Tags("<arg=", ">\n", "\n</arg>\n"))
 BARE = CallLayout("<call>", "", "</call>", Bare('<|"|>', ordered=False))
 # Templates that write one call and no second, or not a third as the second.
-SINGLE = {"GigaChat3-10B-A1.8B", "deepseek-ai-DeepSeek-V3", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"}
+SINGLE = {
+    "GigaChat3-10B-A1.8B",
+    "deepseek-ai-DeepSeek-V3",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "openai-gpt-oss-120b",
+}
 CALLING = [name for name in [*NAMES, *OURS] if name in OURS or FORMATS.get(name, WRITTEN_BY_US)[0] != "none"]
 
 
@@ -198,6 +203,30 @@ def test_special_tokens_are_asked_for_by_their_ids():
     ended = forced(JSON, LOOKUP, reasoning=Reasoning("<think>", "<mark>", True))
     assert accepts(ended, "Hm.<mark>" + JSON.written(("lookup", {"q": "x"})))
     assert not accepts(ended, "Hm." + JSON.written(("lookup", {"q": "x"})))
+
+
+@pytest.mark.parametrize("opener", ["<tool_call>", "<mark>"])
+def test_strict_calls_may_come_behind_any_text_or_not_at_all(opener: str):
+    spelling = CallLayout(
+        opener + '\n{"name": "', '", "arguments": ', "}", again=Again(', {"name": "', '", "arguments": ')
+    )
+    odd = tool("odd", q={"type": "integer", "not": {"const": 3}})
+    demand = Demand("tools", strict=frozenset({"lookup", "odd"}), free=True)
+    layout = AnswerLayout((spelling,), openers=(opener,))
+    grammar = answer_grammar(demand, (LOOKUP, odd), layout, None, pieces)
+    call = spelling.written(("lookup", {"q": "x"}))
+    for text, fits in (
+        ("", True),
+        ("I cannot. <tool, {} </tool_call>\n", True),
+        (call, True),
+        (f"I look.\n\n{call}", True),
+        (spelling.written(("lookup", {"q": "x"}), ("odd", {"q": 3})), True),
+        (spelling.written(("lookup", {"q": 3})), False),
+        (f"I look. {spelling.written(('other', {}))}", False),
+        (f"{call} Done.", False),
+        (f"{opener} is a tag", False),
+    ):
+        assert accepts(grammar, text) == fits, text
 
 
 def test_json_may_be_answered_or_a_tool_called():

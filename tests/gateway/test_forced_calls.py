@@ -114,6 +114,33 @@ async def test_more_calls_than_one_must_be_asked_for(
         assert (fits(worker, ONE), fits(worker, two)) == (True, fitting)
 
 
+STRICT_CALLS = [
+    (
+        CHAT,
+        {"messages": ASKED, "tools": [{"type": "function", "function": LOOKUP["function"] | {"strict": True}}]},
+    ),
+    (RESPONSES, {"input": "hi", "tools": [FUNCTION | {"strict": True}], "tool_choice": "auto"}),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 300, "tools": [CUSTOM | {"strict": True}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), STRICT_CALLS)
+async def test_strict_tools_have_a_grammar_that_lets_text_be(
+    served: Served, worker: FakeWorker, path: str, body: dict[str, Any]
+):
+    worker.script = say(ONE)
+    assert (await served.post(path, body)).status == 200
+    assert fits(worker, ONE)
+    assert fits(worker, f"I look.\n{ONE}")
+    assert fits(worker, "I cannot.")
+    assert not fits(worker, ONE.replace('"n": 1', '"n": "one"'))
+    begun = {"messages": [*ASKED, {"role": "assistant", "content": "I"}]} if path != RESPONSES else {}
+    none = {"tool_choice": {"type": "none"} if path == MESSAGES else "none"}
+    for other in (begun or none, none):
+        assert (await served.post(path, body | other)).status == 200
+        assert worker.requests[-1].sampling.grammar is None
+
+
 @pytest.mark.parametrize(("path", "body"), SCHEMAS)
 async def test_json_has_a_grammar(served: Served, worker: FakeWorker, path: str, body: dict[str, Any]):
     worker.script = say(JSON_TEXT)
