@@ -25,7 +25,7 @@ run: setup ## fetch the default model and serve it on 127.0.0.1:8080
 
 test: setup-test ## run the test suite
 	$(BIN)/prefixd fetch
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope $(ARGS)
 
 test-clients: setup-test $(CLIENTS)/.installed ## drive real agents against the daemon; needs npm and 2 GB
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)

@@ -1,47 +1,60 @@
-"""How the suite shares what is costly: compiled kernels, and tests of one daemon where several processes run tests."""
+"""What the suite's processes share: compiled kernels, and with `-n` the tests, those of one daemon in one process."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from worker.main import kernel_cache
 
 # Before numba is imported. What a daemon has compiled is not compiled again in a process of tests, nor the reverse.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
 
-TESTS = Path(__file__).parent / "tests"
-# Daemons that live as long as the session, by the fixtures that start them: the first that a test has names its group.
-_DAEMONS = {
-    "_real": "embedded",
-    "_packed": "embedded",
-    "real_reference": "embedded",
-    "_verifying": "verifying",
-    "_strict": "strict",
-    "_plain": "plain",
-    "_services": "services",
+_FAMILIES = ("llama", "qwen3_5", "gemma4")
+# Modules that use the same daemons of a session: elsewhere these are started once more.
+_TOGETHER = {
+    "embedded": ("test_forced_answers", "test_real_model", "test_tools"),
+    "llama": ("test_burned_slots", "test_conversations", "test_memory_pressure", "test_shared_slots"),
+    "plain": (
+        "test_accounting",
+        "test_answers",
+        "test_boundaries_live",
+        "test_cachectl_live",
+        "test_evicting_described",
+        "test_hanging_up",
+        "test_hints_live",
+        "test_many_clients",
+        "test_messages_api",
+        "test_responses_api",
+        "test_routes",
+        "test_status_page",
+        "test_warming",
+    ),
+    "services": ("test_nginx_live", "test_notify_live", "test_prometheus_live"),
 }
-_WHOLE_ROOMS = ("gateway", "cachectl", "protocol")  # whose tests are too short to be handed out one by one
+_GROUPS = {module: group for group, modules in _TOGETHER.items() for module in modules}
+# Of so short tests that a process had better run all.
+_WHOLE_ROOMS = ("gateway", "cachectl", "protocol")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`, tests of a group run in one process, one after the other; groups of many are begun first."""
-    for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+class Groups(LoadScopeScheduling):
+    """A process runs the tests of a group one after the other; groups of many tests are begun first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, name = nodeid.partition("::")
+        _, room, *_ = PurePosixPath(path).parts
+        module, (_, _, params) = PurePosixPath(path).stem, name.partition("[")
+        if room in _WHOLE_ROOMS:
+            return room
+        if room == "worker":  # these make a model and its cold answers for several tests; others may run anywhere
+            return f"{module}[{params}" if module.startswith("test_exactness") and params else nodeid
+        families = set(params.rstrip("]").split("-")).intersection(_FAMILIES)
+        return families.pop() if families else _GROUPS.get(module, module)
 
 
-def _group(item: pytest.Item) -> str:
-    """Empty where a test may run anywhere."""
-    room = item.path.relative_to(TESTS).parts[0]
-    if room in _WHOLE_ROOMS:
-        return room
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    if room == "worker":  # some modules make a model and its cold answers for several tests
-        return f"{item.path.stem} {params['worker']}" if "worker" in params else ""
-    names = [name for fixture, name in _DAEMONS.items() if fixture in getattr(item, "fixturenames", ())]
-    group = names[0] if names else item.path.stem
-    return f"{group} {params.get('family', 'llama')}" if group == "verifying" else group
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | None:
+    return Groups(config, log) if config.getvalue("dist") == "loadscope" else None
