@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from chat_model import words
+from conftest import Served
 from daemon import Daemon, metrics, until
 from http_client import Answer, assistant, system, user
 from reference import Messages, Reference
 
-from conftest import Served
 from protocol.control_client import CommandRefused
 from protocol.errors import WorkerUnavailable
 
