@@ -26,6 +26,7 @@ from gateway.openapi import openapi_json
 from gateway.service import ARRIVED, REQUEST_ID, TENANT, Gateway
 from gateway.slow_clients import Patience
 from gateway.tenants import ANYONE
+from gateway.ui import Ui
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import RequestError, ServeError, WorkerUnavailable
 
@@ -35,7 +36,7 @@ _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/@+=")
 _ID_LENGTH = 128
 _DISCONNECTED, _TOO_SLOW = 499, 408
 _ANTHROPIC_VERSION = "anthropic-version"
-_OPEN_ROUTES = ("root", "health", "ready")  # whatever keys there are
+_OPEN_ROUTES = ("root", "health", "ready", "ui")  # whatever keys there are; the page itself shows nothing yet
 _ADMIN_PATHS = ("/metrics", "/ui")  # what all tenants do shows there
 
 _log = logging.getLogger("prefixd.gateway")
@@ -48,10 +49,10 @@ def build_runner(gateway: Gateway) -> ServerRunner:
 
 
 def build_metrics_runner(gateway: Gateway) -> ServerRunner:
-    """The server of `/metrics` alone, for a port that this machine alone reaches: no key is asked for."""
+    """The server of monitoring alone, for a port that this machine alone reaches: no key is asked for."""
     app = web.Application(middlewares=[_middleware(gateway, None)])
     app.on_response_prepare.append(_name_answer)
-    app.router.add_get("/metrics", _Routes(gateway).metrics, name="metrics")
+    _add_monitoring(app, gateway, _Routes(gateway))
     return _runner(gateway, app)
 
 
@@ -72,7 +73,7 @@ def _build_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/health", routes.health, name="health")
     app.router.add_get("/ready", routes.ready, name="ready")
     if gateway.settings.metrics_port is None:
-        app.router.add_get("/metrics", routes.metrics, name="metrics")
+        _add_monitoring(app, gateway, routes)
     app.router.add_get("/openapi.json", routes.openapi, name="openapi")
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
@@ -82,6 +83,15 @@ def _build_app(gateway: Gateway) -> web.Application:
     app.router.add_post("/v1/messages", routes.api(anthropic_api.messages), name="messages")
     app.router.add_post("/v1/messages/count_tokens", routes.api(anthropic_api.count_tokens), name="count_tokens")
     return app
+
+
+def _add_monitoring(app: web.Application, gateway: Gateway, routes: _Routes) -> None:
+    """What shows what all tenants do."""
+    app.router.add_get("/metrics", routes.metrics, name="metrics")
+    if gateway.settings.ui:
+        ui = Ui(routes.open_control, routes.exposition, gateway.client.why_not_ready, lambda: gateway.stopping)
+        app.router.add_get("/ui", ui.page, name="ui")
+        app.router.add_get("/ui/events", ui.events, name="ui_events")
 
 
 class _Routes:
@@ -113,7 +123,7 @@ class _Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics of all gateways, and the worker's if it answers."""
-        body = await asyncio.to_thread(lambda: self._gateway.metrics.exposition() + self._worker_metrics())
+        body = await asyncio.to_thread(self.exposition)
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def openapi(self, request: web.Request) -> web.Response:
@@ -143,11 +153,16 @@ class _Routes:
         beat = self._gateway.client.heartbeat
         return beat.model.max_model_len if beat and beat.model else None
 
+    def open_control(self) -> ControlClient:
+        """Raises `WorkerUnavailable` where there is no worker."""
+        return ControlClient(self._control, _METRICS_SECONDS)
+
+    def exposition(self) -> bytes:
+        """All metrics there are. Waits for the worker."""
+        return self._gateway.metrics.exposition() + self._worker_metrics()
+
     def _worker_metrics(self) -> bytes:
-        with (
-            suppress(WorkerUnavailable, CommandRefused),
-            ControlClient(self._control, _METRICS_SECONDS) as control,
-        ):
+        with suppress(WorkerUnavailable, CommandRefused), self.open_control() as control:
             match control.ask("metrics"):
                 case {"text": str(text)}:
                     return text.encode()

@@ -66,6 +66,7 @@ class GatewaySettings(ProcessSettings):
         None,
         description="TOML file of API keys and tenants (see `prefixd keygen`); without one, everybody may ask",
     )
+    ui: bool = Field(False, description="show a status page at /ui; where there are API keys, to admins alone")
     chat_template: UserPath | None = Field(None, description="Jinja file to use instead of the model's template")
     drop_billing_header: bool = Field(
         True, description="leave out the line of telemetry that Claude Code puts before its system text"

@@ -30,6 +30,8 @@ ROUTES = (
     "responses",
     "messages",
     "count_tokens",
+    "ui",
+    "ui_events",
     "other",
 )
 # 499: the client hung up before there was an answer

@@ -128,7 +128,7 @@ def strict(_strict: Served) -> Served:
 
 @pytest.fixture(scope="session")
 def _plain(chat_model: Path) -> Iterator[Served]:
-    yield from serving(chat_model)
+    yield from serving(chat_model, "--ui")
 
 
 @pytest.fixture(scope="session")
