@@ -11,7 +11,8 @@ import math
 import queue
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -277,11 +278,22 @@ class Engine:
             self._runner.cache.copy_block(source, target)
 
     def _fail(self, step: Step, code: FailureCode, text: str) -> None:
-        for request in dict.fromkeys(requests_of(step)):
-            if self._scheduler.background.is_mine(request):
-                self._scheduler.background.failed()
-                continue
-            self._scheduler.fail_in_pass(request, code, text)
+        with self._wiping():
+            for request in dict.fromkeys(requests_of(step)):
+                if self._scheduler.background.is_mine(request):
+                    self._scheduler.background.failed()
+                    continue
+                self._scheduler.fail_in_pass(request, code, text)
+
+    @contextmanager
+    def _wiping(self) -> Iterator[None]:
+        """Zero the blocks that come free meanwhile, after a fault: whoever has them next shall not meet it too."""
+        pool = self._store.pool
+        before = list(pool.refcounts)
+        yield
+        freed = [block for block, count in enumerate(before) if count and not pool.refcount(block)]
+        if freed:
+            self._runner.cache.wipe(freed)
 
     def _done(self, step: Step, rows: _Rows | None) -> None:
         match step:
@@ -311,9 +323,12 @@ class Engine:
             return
         except Exception as error:
             log.exception("sampling failed")
-            self._scheduler.fail(request, "internal", f"{type(error).__name__} while sampling: {error}")
+            text = f"{type(error).__name__} while sampling: {error}"
             if isinstance(error, NotFinite):
-                self._scheduler.suspect(request)
+                with self._wiping():
+                    self._scheduler.fail_for_values(request, text)
+            else:
+                self._scheduler.fail(request, "internal", text)
             return
         if self._scheduler.token_chosen(choice, token):
             logprobs = () if logprob is None else (logprob,)

@@ -107,6 +107,11 @@ class KVCache:
         for memory in self.memories:
             memory[:, :, :, target].copy_(memory[:, :, :, source])
 
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Zero blocks: what is no number in them would spoil those who read beside it, as a masked 0 times NaN does."""
+        for index, memory in self._pieces(blocks):
+            memory.index_fill_(3, index, 0)
+
     def save(self, blocks: Sequence[int]) -> list[Tensor]:
         """A host copy of blocks, for a sequence that is swapped out; in pieces, so that little room is needed for it.
 

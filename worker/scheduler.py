@@ -192,15 +192,20 @@ class Scheduler:
             self._commits.lost(request)
         self.fail(request, code, text)
         if in_prefill and code == "internal":
-            self.suspect(request)
+            self._distrust(request, request.depth)
 
-    def suspect(self, request: Request) -> None:
-        """A request has ended by a fault that may lie in what it started from: nobody shall meet it there again."""
-        message, depth = request.message, request.depth
+    def fail_for_values(self, request: Request, text: str) -> None:
+        """End a request whose values are no numbers: where they came from is not known, and what it kept has them."""
+        self.fail(request, "internal", text)
+        self._distrust(request, request.depth or min(request.committed, default=0))
+
+    def _distrust(self, request: Request, depth: int) -> None:
+        """A fault may lie in what is kept there: nobody shall meet it again."""
         if depth:
-            log.error("request=%s: it started at depth %d, which is kept no longer", request.request_id, depth)
-            restored = [boundary for boundary in message.boundaries if boundary.end <= depth]
-            self._clearing.distrust(message.tenant, message.token_ids, restored)
+            log.error("request=%s: what is kept of it from depth %d on goes", request.request_id, depth)
+            message = request.message
+            path = [boundary for boundary in message.boundaries if boundary.end <= depth]
+            self._clearing.distrust(message.tenant, message.token_ids, path)
 
     def fail_all(self, code: FailureCode, text: str) -> None:
         for request in list(self._requests.values()):

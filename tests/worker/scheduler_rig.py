@@ -94,6 +94,12 @@ class Memory:
     def copy_block(self, source: int, target: int) -> None:
         self._blocks[target] = list(self._block(source))
 
+    def wipe(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if self._pool.refcount(block):
+                self.refuse(f"block {block} is wiped while it is held")
+            self._blocks.pop(block, None)
+
     def save(self, blocks: Sequence[int]) -> Any:
         return [list(self._block(block)) for block in blocks]
 

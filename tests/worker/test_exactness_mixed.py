@@ -207,6 +207,31 @@ def test_a_pass_that_failed_half_way_leaves_nothing_behind(tmp_path, monkeypatch
     assert worker.answer(again) == cold
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_values_that_are_no_numbers_stay_with_the_request_that_has_them(tmp_path, kind):
+    """Its blocks come free with them in it, and the next request's last one is read beyond its tokens."""
+    worker = serve(tmp_path, kind, dtype="float32", kv_memory="2MiB")
+    cold = worker.serve(question(70), cache=False, max_tokens=STEPS)
+    prefill, memories = worker.runner.prefill, worker.runner.cache.memories
+
+    def spoil(token_ids: Sequence[int], blocks: list[int], *rest: Any) -> Tensor:
+        hidden: Tensor = prefill(token_ids, blocks, *rest)
+        for memory in memories:
+            memory[:, :, :, blocks] = torch.nan
+        return hidden * torch.nan
+
+    worker.runner.prefill = spoil
+    spoilt = worker.ask(conversation(3))
+    worker.run()
+    worker.runner.prefill = prefill
+    assert isinstance(worker.sockets.events[spoilt][-1], Failed)
+    assert worker.serve(question(70), max_tokens=STEPS) == cold
+    assert not any(memory.isnan().any() for memory in memories)
+    assert worker.serve(conversation(3), max_tokens=STEPS) == worker.serve(
+        conversation(3), cache=False, max_tokens=STEPS
+    )
+
+
 def test_states_make_room_for_newer_ones_and_hits_stay_exact(tmp_path, monkeypatch):
     """One sequence and four snapshots have states, so that somebody's is pushed out with every turn."""
     save_tiny(tmp_path, "qwen3_5", max_position_embeddings=1024)

@@ -230,6 +230,16 @@ def test_two_continuations_of_one_snapshot_leave_it_as_it_is():
     assert depths(engine, x, y, x) == [81, 81, 81]
 
 
+@pytest.mark.parametrize("stored", [80, 300, 3000])
+def test_no_share_of_a_stored_conversation_is_too_small_to_start_from(stored: int):
+    """S4-a and S4-b: a fifth, a tenth and a hundredth of it are had in common, and it stays as it is."""
+    engine = Engine(4)
+    long, branch = prompt(HEAD, words(1, stored)), prompt(HEAD, words(2, 25))
+    engine.play(long)
+    assert found(engine.play(branch)) == (len(HEAD), "hit", "none")
+    assert found(engine.play(prompt(HEAD, words(1, stored), words(3, 5)))) == (len(HEAD) + stored, "hit", "none")
+
+
 def test_a_restore_that_fails_leaves_the_conversation_it_failed_on_intact():
     """S4-c, S4-h, K-RT5: no match takes nothing, and later requests are right."""
     engine = Engine(2)
