@@ -47,6 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy one position a turn."""
+    monkeypatch.setattr("worker.tiers.tiers._BUSY_SHARE", 0)
     monkeypatch.setattr("worker.tiers.tiers._BUSY_BYTES", 8)
     monkeypatch.setattr("worker.tiers.tiers._IDLE_BYTES", 8)
 

@@ -19,7 +19,8 @@ from worker.tiers.tier import Tier
 from worker.tiers.write_behind import WriteBehind
 
 _IDLE_BYTES = 16 << 20  # copied at a time while nobody waits
-_BUSY_BYTES = 1 << 20  # and while others compute: a small part of what a pass of theirs takes
+_BUSY_BYTES = 1 << 20  # and while others compute
+_BUSY_SHARE = 0.1  # of the time that others compute goes to copying, once a piece has been copied
 _WAIT_SECONDS = 0.002
 
 
@@ -38,6 +39,7 @@ class Tiers:
         self._store = store
         self._write_behind = WriteBehind(store, device, self.tiers)
         self._loading = Loading(store, device, self.tiers, self.give_way)
+        self._turned = time.perf_counter()
         store.tiers = self
         if self.disk is not None:
             for cause, count in self.disk.refused.items():
@@ -103,14 +105,23 @@ class Tiers:
     # What the engine does
 
     def turn(self, *, idle: bool) -> bool:
-        """Go on between two steps. False if there is nothing to do now; a thread may still be at work."""
+        """Go on between two steps. False if there is nothing to do now; a thread may still be at work.
+
+        While others compute it takes a share of their time, so that copies keep up with what is computed.
+        """
         if not self.tiers:
             return False
         for tier in self.tiers:
             tier.collect()
+        started = time.perf_counter()
+        until = started if idle else started + _BUSY_SHARE * (started - self._turned)
         size = _IDLE_BYTES if idle else _BUSY_BYTES
-        # Somebody waits for what is loaded, and nobody for what is written.
-        return self._loading.step(4 * size) or self._write_behind.step(size)
+        while True:
+            # Somebody waits for what is loaded, and nobody for what is written.
+            more = self._loading.step(4 * size) or self._write_behind.step(size)
+            self._turned = time.perf_counter()
+            if not more or self._turned >= until:
+                return more
 
     def finish(self, seconds: float) -> int:
         """Write what is not yet written, for so long at most; returns how many snapshots were not."""
