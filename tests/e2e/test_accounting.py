@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from chat_model import words
@@ -106,6 +108,30 @@ def test_requests_are_counted_by_how_they_ended(served: Served):
     bad = "prefixd_http_requests_total{route=chat,status=400}"
     good = "prefixd_http_requests_total{route=chat,status=200}"
     assert (after[bad] - before[bad], after[good] - before[good]) == (1, 3)
+
+
+def test_counters_only_rise_and_a_hit_is_timed_as_one(served: Served):
+    """K-MT4 and K-MT6: of a prompt that is known but for its end, what counts as computed is the end."""
+    head = system(words("timed", 400))
+    scrapes = [metrics(served.client)]
+    for messages, outcome in (
+        ([head, user("one")], "miss"),
+        ([head, user("one two")], "hit"),
+        ([user("two")], "miss"),
+    ):
+        answer = served.client.chat(messages)
+        assert answer.outcome[0] == outcome
+        served.daemon.wait_idle()
+        scrapes.append(metrics(served.client))
+        before, after = scrapes[-2:]
+        gained = {name: after[name] - before[name] for name in after}
+        for timed in ("ttft", "prefill"):
+            counts = {kind: gained[f"prefixd_{timed}_seconds_count{{outcome={kind}}}"] for kind in ("hit", "miss")}
+            assert counts == {outcome: 1.0, ({"hit", "miss"} - {outcome}).pop(): 0.0}
+        assert gained[COMPUTED] == answer.prompt_tokens - answer.cached_tokens
+        assert answer.cached_tokens == (0 if outcome == "miss" else gained[DEVICE])
+    sums = [name for name in scrapes[0] if re.search(r"_(total|count|sum|bucket)\b", name)]
+    assert all(one[name] <= two[name] for one, two in pairwise(scrapes) for name in sums)
 
 
 @pytest.mark.parametrize("name", ["prefixd_slots{state=ready}", "prefixd_stale_drops_total{cause=tokens}"])
