@@ -11,16 +11,24 @@ from array import array
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from snapshot_rig import Engine, Prompt, Run, prompt, strong, weak
 
 import worker.snapshots
 from worker.block_pool import BlockError, BlockPool, OutOfBlocks
 from worker.invariants import InvariantViolation
-from worker.slots import IllegalTransition, Reservation, SlotState, Snapshot
+from worker.slots import IllegalTransition, Reservation, SlotState, SlotTable, Snapshot
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
 from worker.snapshot_index import SnapshotIndex, Walk
+from worker.snapshot_keeping import Keeping
 from worker.snapshot_view import list_slots, snapshot_tree
 from worker.snapshots import SnapshotStore
 
@@ -98,7 +106,9 @@ class StoreMachine(RuleBasedStateMachine):
     def a_request_ends_or_is_cancelled(self, data):
         run = data.draw(st.sampled_from(self.engine.running))
         self.engine.verify_run(run)
+        kept = self.engine.kept()
         self.engine.finish(run)
+        assert self.engine.kept() == kept, "what is materialised is kept, whatever becomes of its request"
         self._learn(run)
 
     @precondition(lambda self: any(run.restoring for run in self.engine.running))
@@ -397,6 +407,16 @@ TestDivisible = DivisibleMachine.TestCase
 TestDivisible.settings = COURSE
 
 
+class CrowdedMachine(StoreMachine):
+    """The same where every slot is taken from the start, and a request has come as far as its first boundary."""
+
+    @initialize()
+    def begin(self):
+        for history in (((1, 1), (2,)), ((2, 2), (1,)), ((3,), (3, 3))):
+            self._whole(self._start("", history, hold=False))
+        self._compute(self._start("", ((1, 2, 3), (2, 2, 2)), hold=False), 4)
+
+
 # Faults of the kind that other servers had
 
 
@@ -433,7 +453,7 @@ def take_no_references(patch):
 
 
 def trust_digests(patch):
-    """Ids are not compared."""
+    """S2-g: ids are not compared."""
 
     def walk(self, tenant, data, boundaries):
         chain, node = [], self._roots.get(tenant)
@@ -478,9 +498,118 @@ def keep_the_victim_of_a_write(patch):
     patch.setattr(Clearing, "slot_for", slot_for)
 
 
+def take_slots_in_turn(patch):
+    """S2, t2 and t3: a cursor goes on with each reservation, whatever the slot holds that it comes to."""
+    turn = iter(range(10**9))
+
+    def reserve(self):
+        slot = next(turn) % SLOTS
+        self._slots[slot].state = SlotState.RESERVED
+        self._free = type(self._free)(free for free in self._free if free != slot)
+        return slot
+
+    patch.setattr(SlotTable, "reserve", reserve)
+
+
+def drop_the_victim_when_it_is_replaced(patch):
+    """S2-a: the entry of a slot that is being written goes when the new one is published, and not before."""
+    keep_the_victim_of_a_write(patch)
+    publish = SnapshotStore.publish
+
+    def late(self, reservation, node, slot, blocks):
+        former = self.slots[slot].snapshot
+        if former is not None:
+            self.index.detach(former.node, "evicted")
+        publish(self, reservation, node, slot, blocks)
+
+    patch.setattr(SnapshotStore, "publish", late)
+
+
+def publish_whatever_is_in_the_slot(patch):
+    """S2-b: that something was written once is taken for that it was written now: another one's state, of no less."""
+    commit = Keeping.commit
+
+    def trusting(self, reservation, tenant, ids, boundary, boundaries, blocks, **options):
+        others = (snapshot.blocks for snapshot in self._store.slots.snapshots())
+        there = next((kept for kept in others if len(kept) >= len(blocks)), blocks)[: len(blocks)]
+        return commit(self, reservation, tenant, ids, boundary, boundaries, there, **options)
+
+    patch.setattr(Keeping, "commit", trusting)
+
+
+def keep_the_key_of_what_was_overwritten(patch):
+    """S2-c: a write that is given up leaves its victim's entry, though its memory is another's by now."""
+    victims = {}
+    abort = Keeping.abort
+
+    def slot_for(self, reservation):
+        for snapshot in self._store.slots.snapshots():
+            if not self._store.stays(snapshot) and snapshot.slot not in reservation.protect:
+                victims[snapshot.slot] = snapshot
+                self._store.slots[snapshot.slot].snapshot = None
+                self._store.slots[snapshot.slot].state = SlotState.RESERVED
+                return snapshot.slot
+        return None
+
+    def forgiving(self, reservation, cause):
+        slot, written = reservation.slot, reservation.written
+        abort(self, reservation, cause)
+        if written and slot in victims:
+            row = self._store.slots[self._store.slots.reserve()]
+            row.state, row.snapshot = SlotState.READY, victims.pop(slot)
+
+    patch.setattr(Clearing, "slot_for", slot_for)
+    patch.setattr(Keeping, "abort", forgiving)
+
+
+def erase_the_victim_of_nothing(patch):
+    """S2-d: a reservation that is given up unwritten costs its victim the entry all the same."""
+    abort = Keeping.abort
+
+    def careless(self, reservation, cause):
+        if reservation.slot is None and not reservation.written:
+            reservation.slot = self._clearing.slot_for(reservation)
+        abort(self, reservation, cause)
+
+    patch.setattr(Keeping, "abort", careless)
+
+
+def hand_out_what_is_set_apart(patch):
+    """S2-e: the place that is for something else is one of the pool."""
+    made = BlockPool.__init__
+
+    def init(self, *sizes):
+        made(self, *sizes)
+        self._free[0] = 1
+        self._free_count += 1
+
+    patch.setattr(BlockPool, "__init__", init)
+
+
+def discard_with_the_request(patch):
+    """S2-f: what a request that is cut off has kept goes with it."""
+    note = Keeping.note
+
+    def discarding(self, tenant, ids, boundaries, computed_to):
+        note(self, tenant, ids, boundaries, computed_to)
+        chain = self._store.index.walk(tenant, ids.tobytes(), boundaries).chain
+        kept = [node for node in chain if node.slot is not None and node.end <= computed_to]
+        if computed_to < len(ids) and kept and not self._store.stays(self._store.known(kept[-1].slot)):
+            self._store.remove([kept[-1].slot], "slots")
+
+    patch.setattr(Keeping, "note", discarding)
+
+
 @pytest.mark.parametrize(
     ("fault", "machine"),
     [
+        (take_slots_in_turn, StoreMachine),
+        (drop_the_victim_when_it_is_replaced, StoreMachine),
+        (publish_whatever_is_in_the_slot, StoreMachine),
+        (keep_the_key_of_what_was_overwritten, StoreMachine),
+        (erase_the_victim_of_nothing, CrowdedMachine),
+        (hand_out_what_is_set_apart, StoreMachine),
+        (discard_with_the_request, CrowdedMachine),
         (forget_to_remove_entries, StoreMachine),
         (store_less_than_the_key_says, StoreMachine),
         (free_shared_blocks, StoreMachine),
