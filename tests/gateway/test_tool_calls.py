@@ -202,9 +202,9 @@ async def test_fields_about_reasoning_reach_the_template(
     seen: list[dict[str, Any]] = []
     chat = PromptMaker.chat
 
-    def spied(self: PromptMaker, conversation: Any, model: Any) -> Any:
+    def spied(self: PromptMaker, conversation: Any, *others: Any) -> Any:
         seen.append(conversation.variables)
-        return chat(self, conversation, model)
+        return chat(self, conversation, *others)
 
     monkeypatch.setattr(PromptMaker, "chat", spied)
     await ask(served, **fields)
