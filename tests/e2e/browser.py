@@ -29,6 +29,7 @@ class Tab:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
@@ -43,6 +44,8 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
         await self.send("Page.navigate", url=url)
+        async with asyncio.timeout(_WAIT_SECONDS):
+            await self._loaded.wait()
 
     async def value(self, script: str) -> Any:
         """What an expression is worth in the page."""
@@ -76,6 +79,8 @@ class Tab:
                         answer.set_exception(AssertionError(str(rest["error"])))
                     else:
                         answer.set_result(rest["result"])
+                case {"method": "Page.loadEventFired"}:
+                    self._loaded.set()
                 case {"method": "Log.entryAdded", "params": {"entry": entry}}:
                     self.troubles.append(entry["text"])
                 case {"method": "Runtime.exceptionThrown", "params": params}:

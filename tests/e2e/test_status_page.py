@@ -26,7 +26,7 @@ async def test_the_page_follows_what_happens(served: Served):
     answer = await asyncio.to_thread(served.client.chat, messages)
     async with browser() as tab:
         await tab.open(f"{served.client.url}/ui")
-        await tab.until("document.getElementById('phase').textContent === 'ready'")
+        await tab.until("document.getElementById('phase')?.textContent === 'ready'")
         await tab.until(f"({ROWS})[0][0] === {answer.request_id!r}")
         outcome, _, reason = answer.outcome
         state, *why = (await tab.value(f"({ROWS})[0]"))[2:5]
