@@ -22,6 +22,7 @@ from protocol.errors import WorkerUnavailable
 
 BIN = Path(sys.executable).parent
 DEADLINE_SECONDS = 120.0  # generous: machines are shared, and nothing here is a measurement
+_READY_SECONDS = 300.0  # the first daemon of a machine compiles its kernels
 _POLL_SECONDS = 0.02
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -79,7 +80,7 @@ class Daemon:
             assert self.process.poll() is None, self.log()
             return client.get("/ready").status == 200
 
-        until(is_ready, "the daemon is ready")
+        until(is_ready, "the daemon is ready", _READY_SECONDS)
         return client
 
     def terminate(self) -> None:
