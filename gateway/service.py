@@ -233,7 +233,9 @@ class Gateway:
         except ConnectionError:
             self.metrics.disconnects.inc()
         except ServeError as error:
-            said = "refused by the worker" if isinstance(error, RequestError) else error  # the client's own words else
+            said = (
+                "refused by the worker" if isinstance(error, RequestError) else error
+            )  # the client's own words else
             _log.warning("request %s broke off: %s", request[REQUEST_ID], said)
             await _break_off(response, answer.broken(error))
         except Exception as error:
