@@ -42,7 +42,7 @@ async def test_a_stream_that_breaks_off_is_logged_alike(
     def faulty(*_: object) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("gateway.turn.Turn._tokens", faulty)
+    monkeypatch.setattr("gateway.openai_answers.ChatAnswer.opening", faulty)  # the headers are out
     with caplog.at_level(logging.INFO, logger="prefixd.gateway"):
         response = await served.chat(SECRET, stream=True)
         told = await response.text()
