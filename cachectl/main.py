@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cachectl", description="Look into the cache of a running prefixd worker.", allow_abbrev=False
     )
-    run_dir = Path(os.environ.get("PREFIXD_RUN_DIR") or default_run_dir())
+    run_dir = Path(os.environ.get("PREFIXD_RUN_DIR") or default_run_dir()).expanduser()
     parser.add_argument(
         "--run-dir",
         type=Path,

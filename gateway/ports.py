@@ -6,6 +6,7 @@ joins those of its own run directory, and nobody else.
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from aiohttp import web
@@ -23,7 +24,9 @@ def free_port(host: str, port: int) -> int:
             bound: int = probe.getsockname()[1]
             return bound
     except OSError as error:
-        raise SettingsError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        setting = "host" if unknown else "port"
+        raise SettingsError(f"{setting}: cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, seat: Seat) -> None:

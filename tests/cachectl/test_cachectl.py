@@ -162,6 +162,12 @@ def test_the_run_dir_comes_from_the_environment(worker, tmp_path, monkeypatch, c
     assert "tiny" in capsys.readouterr().out
 
 
+def test_a_home_directory_in_the_environment_is_found(worker, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv("PREFIXD_RUN_DIR", f"~/{tmp_path.name}")
+    assert main(["stats"]) == DONE
+
+
 def test_watch_prints_lines_until_interrupted(worker, tmp_path, monkeypatch, capsys):
     turns = iter([None, None, KeyboardInterrupt()])
 

@@ -201,3 +201,11 @@ async def test_a_port_that_some_other_program_has_is_named(tmp_path, runner):
         with pytest.raises(SettingsError, match=f"port: cannot listen on 127.0.0.1:{port}: "):
             await listen(runner, "127.0.0.1", port, seat)
     seat.close()
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])  # no address, and none of this machine
+async def test_a_host_where_nobody_can_listen_is_named(tmp_path, runner, host):
+    seat = Seat(tmp_path)
+    with pytest.raises(SettingsError, match=f"^host: cannot listen on {host}:0: "):
+        await listen(runner, host, 0, seat)
+    seat.close()
