@@ -92,7 +92,13 @@ def test_evicting(served: Served):
     known = served.client.chat(messages)
     row = deepest(served)
     would = ctl(served, "evict", row["slot"], "--dry-run")
-    assert would == {"removed": [row["slot"]], "busy": [], "freed_bytes": row["own_bytes"], "dry_run": True}
+    assert would == {
+        "removed": [row["slot"]],
+        "busy": [],
+        "freed_bytes": row["own_bytes"],
+        "tier_bytes": 0,
+        "dry_run": True,
+    }
     assert served.client.chat(messages).outcome[0] == "hit"
     assert ctl(served, "evict", row["slot"]) == would | {"dry_run": False}
     assert row["slot"] not in [other["slot"] for other in ctl(served, "list")]

@@ -87,6 +87,14 @@ def sockets(process_id: int) -> set[str]:
     return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 
+def told(client: Client) -> dict[str, float]:
+    """The metrics; nothing where the kernel had given the connection to a gateway that was just killed."""
+    try:
+        return metrics(client)
+    except ConnectionError:
+        return {}
+
+
 def test_every_scrape_is_of_the_whole_daemon(daemon: Daemon, client: Client):
     """Whichever gateway answers, it knows of all answers, also of those just given by the other one."""
     before = metrics(client)[ANSWERED]
@@ -134,7 +142,7 @@ def test_a_gateway_that_is_killed_costs_its_own_requests(daemon: Daemon, client:
     for stream in others:
         assert stream.take_text(3), "the other gateway's go on"
     expected = before[LOST] + len(orphans)
-    until(lambda: metrics(client)[LOST] == expected, "the worker cancels the orphans")
+    until(lambda: told(client).get(LOST) == expected, "the worker cancels the orphans")
     assert daemon.stats()["requests_running"] == len(others)
     until(lambda: "is ready again" in daemon.log(), "it is started again")
     assert "died (killed by SIGKILL): starting it again in" in daemon.log()
