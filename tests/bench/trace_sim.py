@@ -85,6 +85,7 @@ class Player:
             self._memory,
             SequenceStates(self.store),
             metrics,
+            None,
             max_model_len=CONTEXT_TOKENS,
             vocab_size=1 << 31,
             max_running=1,
