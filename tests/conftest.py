@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import PurePosixPath
 
 import pytest
@@ -12,6 +13,10 @@ from worker.main import kernel_cache
 
 # Before numba is imported. What a daemon has compiled is not compiled again in a process of tests, nor the reverse.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
+
+# A shell ignores it for what it starts in the background, and so would all commands that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FAMILIES = ("llama", "qwen3_5", "gemma4")
 # Modules that use the same daemons of a session: elsewhere these are started once more.
