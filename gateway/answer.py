@@ -59,11 +59,6 @@ def written_tokens(turn: Turn) -> int:
     return sum(max(done.kept - done.depth, 0) for done in turn.completed.values())
 
 
-def cache_tokens(turn: Turn) -> dict[str, int]:
-    """Both, under the names of OpenAI's APIs."""
-    return {"cached_tokens": cached_tokens(turn), "cache_write_tokens": written_tokens(turn)}
-
-
 def cache_report(turn: Turn) -> dict[str, Any]:
     """Where a completed turn started from, and how long it waited; of several prompts the one served worst."""
     prompt, final = min(turn.completed.items(), key=lambda item: _rank(item[1]))

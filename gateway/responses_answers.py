@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gateway import sse
-from gateway.answer import Answer, cache_report, cache_tokens
+from gateway.answer import Answer, cache_report, cached_tokens, written_tokens
 from gateway.detokenizer import TokenBytes
 from gateway.errors import error_answer
 from gateway.openai_answers import scored_token
@@ -147,7 +147,7 @@ def usage(turn: Turn) -> dict[str, Any]:
     """What a completed turn used. Cached tokens are part of the input's."""
     return {
         "input_tokens": turn.prompt_tokens,
-        "input_tokens_details": cache_tokens(turn),
+        "input_tokens_details": {"cached_tokens": cached_tokens(turn), "cache_write_tokens": written_tokens(turn)},
         "output_tokens": turn.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": turn.reasoning_tokens},
         "total_tokens": turn.prompt_tokens + turn.completion_tokens,
