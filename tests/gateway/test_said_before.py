@@ -119,3 +119,34 @@ def test_a_clients_object_is_written_as_any_other_in_each_layout(layout):
     assert to_json(kept, **layout) == to_json(plain, **layout)
     assert to_json(kept, **layout) == to_json(kept, **layout)
     assert kept == plain
+
+
+def called_with(arguments):
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"x": 1}, {"x": True}), ({"x": 1}, {"x": 1.0}), ({"x": 1, "y": 2}, {"y": 2, "x": 1})]
+)
+def test_what_python_calls_equal_and_json_does_not_is_told_apart(one, other):
+    memory = SaidBefore()
+    legacy = {"role": "assistant", "content": None, "function_call": {"name": "f"}}
+    for wrap in (called_with, lambda arguments: legacy | {"function_call": {"name": "f", "arguments": arguments}}):
+        for arguments in (one, other):
+            history = [{"role": "user", "content": "q"}, wrap(arguments), *[{"role": "user", "content": "r"}] * 3]
+            said = parse_messages(history, through=through(memory))
+            assert to_json(said[1].tool_calls[0].arguments) == to_json(arguments)
+    for default in (one, other):
+        schema = {"type": "object", "default": default}
+        [tool] = memory.same_tools("", parse_tools([{"function": {"name": "f", "parameters": schema}}]))
+        assert to_json(tool["function"]["parameters"]) == to_json(schema)
+
+
+def test_fields_that_nobody_reads_may_be_anything():
+    odd = {"role": "user", "content": "q", "tool_calls": 5, "function_call": [1]}
+    history = [odd, {"role": "assistant", "content": "a", "tool_calls": [], "function_call": 7}, odd, odd]
+    assert len(parse_messages(history, through=through(SaidBefore()))) == len(history)
