@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,6 +36,7 @@ class ControlClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._socket.sndtimeo = round(self._timeout_seconds * 1000)  # who was turned away has nobody to send to
         endpoint.connect(self._socket)
 
     def __enter__(self) -> Self:
@@ -57,7 +59,8 @@ class ControlClient:
             frames = encode(command)
         except TypeError as error:  # of a number beyond 64 bits, which no worker can know of
             raise CommandRefused(f"{verb}: {error}") from error
-        self._socket.send_multipart(frames)
+        with suppress(zmq.Again):
+            self._socket.send_multipart(frames)
         while self._socket.poll(max(0, round((deadline - time.monotonic()) * 1000))):
             try:
                 reply = decode(self._socket.recv_multipart())
