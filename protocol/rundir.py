@@ -67,14 +67,22 @@ def lock_run_dir(run_dir: Path, role: str) -> IO[str]:
     killed daemon leaves nothing to clean up.
     """
     lock = open(run_dir / f"{role}{_LOCK_SUFFIX}", "a+")  # noqa: SIM115 (the caller keeps it)
+    hold(lock, f"run_dir: {run_dir} is held by another {role}")
+    return lock
+
+
+def hold(lock: IO[str], held: str) -> None:
+    """Hold a lock file until it is closed, and write into it which process does.
+
+    Raises `SettingsError`, which begins with `held`, where another process holds it; the file is closed then.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise SettingsError(f"run_dir: {run_dir} is held by another {role} (process {holder})") from error
+        raise SettingsError(f"{held} (process {holder})") from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
-    return lock

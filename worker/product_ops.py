@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from worker.cpu_kernels import Floats
-from worker.vectors import FLOATS, VECTOR_BYTES, WIDTH, Vectors, all_lanes, f32, i8, i16, i32, i64
+from worker.vectors import FLOATS, INTS, VECTOR_BYTES, WIDTH, Vectors, all_lanes, f32, i8, i16, i32, i64
 
 TILE = WIDTH
 """Outputs that a product makes at a time."""
@@ -107,102 +107,79 @@ class _Sums:
             self._ops.store(total, self._ops.at(out, row * VECTOR_BYTES))
 
 
-def _dense(rows: int) -> Any:
-    """The intrinsic for a float32 matrix and float32 rows: out[row, output] = sum of x * weight.
+_Weights = Callable[[int], ir.Value]  # of one input after another, each for TILE outputs
 
-    weights: [runs, RUN, TILE], there are no scales; x: [rows, inputs], `x_bytes` apart; out [rows, TILE].
+
+def _product(
+    inputs: int, read: Callable[[Vectors, ir.Value, ir.Value, ir.Value], _Weights]
+) -> Callable[[int], Any]:
+    """Makes, for so many rows, the intrinsic out[row, output] = sum of x * weight for float32 rows.
+
+    A round of its loop takes `inputs` inputs, whose weights `read(ops, weights, scales, round)` gives. x: [rows,
+    rounds * inputs], `x_bytes` apart; out [rows, TILE].
     """
 
-    @intrinsic
-    def dense(_: Any, weights: Any, scales: Any, runs: Any, x: Any, x_bytes: Any, out: Any) -> Any:
-        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-            weights, _, runs, x, x_bytes, out = args
-            ops = Vectors(b)
-            sums = _Sums(ops, x, x_bytes, rows)
+    def of_rows(rows: int) -> Any:
+        @intrinsic
+        def product(_: Any, weights: Any, scales: Any, rounds: Any, x: Any, x_bytes: Any, out: Any) -> Any:
+            def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+                weights, scales, rounds, x, x_bytes, out = args
+                ops = Vectors(b)
+                sums = _Sums(ops, x, x_bytes, rows)
 
-            def run(i: ir.Value, had: list[ir.Value]) -> list[ir.Value]:
-                at, starts, now = b.mul(i, i64(RUN * VECTOR_BYTES)), sums.inputs_from(b.mul(i, i64(RUN))), [*had]
-                for step in range(RUN):
-                    weight = ops.load(ops.at(b.add(weights, at), step * VECTOR_BYTES))
-                    sums.add(now, weight, starts, step)
-                return now
+                def one_round(i: ir.Value, had: list[ir.Value]) -> list[ir.Value]:
+                    weight, starts, now = (
+                        read(ops, weights, scales, i),
+                        sums.inputs_from(b.mul(i, i64(inputs))),
+                        [*had],
+                    )
+                    for step in range(inputs):
+                        sums.add(now, weight(step), starts, step)
+                    return now
 
-            sums.finish(ops.loop(runs, sums.start, run), out)
-            return context.get_dummy_value()
+                sums.finish(ops.loop(rounds, sums.start, one_round), out)
+                return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 6), generate
+            return types.void(*[types.intp] * 6), generate
 
-    return dense
+        return product
+
+    return of_rows
 
 
-def _exact_4(rows: int) -> Any:
-    """The same for a matrix in 4 bits, as `int4.Tiles` has it: the bits of `_dense` with the values it stands for.
+def _dense(ops: Vectors, weights: ir.Value, _scales: ir.Value, i: ir.Value) -> _Weights:
+    """Of a float32 matrix: weights [runs, RUN, TILE], there are no scales."""
+    run = ops.b.add(weights, ops.b.mul(i, i64(RUN * VECTOR_BYTES)))
+    return lambda step: ops.load(ops.at(run, step * VECTOR_BYTES))
+
+
+def _exact_4(ops: Vectors, levels: ir.Value, scales: ir.Value, i: ir.Value) -> _Weights:
+    """Of a matrix in 4 bits, as `int4.Tiles` has it: the bits of its float32 values.
 
     A level times its scale is exact in float32, so a weight has the one rounding that its float32 value has.
     """
+    b = ops.b
+    group, step = b.add(levels, b.mul(i, i64(_GROUP_BYTES))), b.add(scales, b.mul(i, i64(_SCALE_BYTES)))
+    scale, zero = ops.halves(step), ops.halves(ops.at(step, _SCALE_BYTES // 2))
 
-    @intrinsic
-    def exact(_: Any, levels: Any, scales: Any, groups: Any, x: Any, x_bytes: Any, out: Any) -> Any:
-        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-            levels, scales, groups, x, x_bytes, out = args
-            ops = Vectors(b)
-            sums = _Sums(ops, x, x_bytes, rows)
+    def weight(place: int) -> ir.Value:
+        four = ops.load(ops.at(group, place // 4 * _CHUNK_BYTES), ir.VectorType(i16, WIDTH))
+        level = ops.number(b.lshr(b.zext(four, INTS), ir.Constant(INTS, [_SHIFTS[place % 4]] * WIDTH)))
+        return ops.call("fma", level, scale, zero)
 
-            def group(g: ir.Value, had: list[ir.Value]) -> list[ir.Value]:
-                at, starts, now = (
-                    b.add(levels, b.mul(g, i64(_GROUP_BYTES))),
-                    sums.inputs_from(b.mul(g, i64(GROUP))),
-                    [*had],
-                )
-                step = b.add(scales, b.mul(g, i64(_SCALE_BYTES)))
-                scale, zero = ops.halves(step), ops.halves(ops.at(step, _SCALE_BYTES // 2))
-                for place in range(GROUP):
-                    if place % 4 == 0:
-                        words = b.zext(
-                            ops.load(ops.at(at, place // 4 * _CHUNK_BYTES), ir.VectorType(i16, WIDTH)),
-                            ir.VectorType(i32, WIDTH),
-                        )
-                    level = ops.number(b.lshr(words, ir.Constant(words.type, [_SHIFTS[place % 4]] * WIDTH)))
-                    sums.add(now, ops.call("fma", level, scale, zero), starts, place)
-                return now
-
-            sums.finish(ops.loop(groups, sums.start, group), out)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 6), generate
-
-    return exact
+    return weight
 
 
-def _exact_8(rows: int) -> Any:
-    """The same for a matrix in 8 bits, as `row_head.ByteTiles` has it; a level times its scale is the weight."""
+def _exact_8(ops: Vectors, levels: ir.Value, scales: ir.Value, i: ir.Value) -> _Weights:
+    """Of a matrix in 8 bits, as `row_head.ByteTiles` has it; a level times its scale is the weight."""
+    b = ops.b
+    group, scale = b.add(levels, b.mul(i, i64(GROUP * TILE))), ops.halves(b.add(scales, b.mul(i, i64(TILE * 2))))
 
-    @intrinsic
-    def exact(_: Any, levels: Any, scales: Any, groups: Any, x: Any, x_bytes: Any, out: Any) -> Any:
-        def generate(context: Any, b: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-            levels, scales, groups, x, x_bytes, out = args
-            ops = Vectors(b)
-            sums = _Sums(ops, x, x_bytes, rows)
+    def weight(place: int) -> ir.Value:
+        level = ops.load(ops.at(group, place * TILE), ir.VectorType(i8, WIDTH))
+        return b.fmul(b.sitofp(b.sext(level, INTS), FLOATS), scale)
 
-            def group(g: ir.Value, had: list[ir.Value]) -> list[ir.Value]:
-                at, starts, now = (
-                    b.add(levels, b.mul(g, i64(GROUP * TILE))),
-                    sums.inputs_from(b.mul(g, i64(GROUP))),
-                    [*had],
-                )
-                scale = ops.halves(b.add(scales, b.mul(g, i64(TILE * 2))))
-                for place in range(GROUP):
-                    level = ops.load(ops.at(at, place * TILE), ir.VectorType(i8, WIDTH))
-                    weight = b.fmul(b.sitofp(b.sext(level, ir.VectorType(i32, WIDTH)), FLOATS), scale)
-                    sums.add(now, weight, starts, place)
-                return now
-
-            sums.finish(ops.loop(groups, sums.start, group), out)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 6), generate
-
-    return exact
+    return weight
 
 
 def _by_rows(kernel: Callable[[int], Any]) -> Any:
@@ -228,4 +205,6 @@ def _by_rows(kernel: Callable[[int], Any]) -> Any:
 
 
 packed_1, packed_2, packed_4 = (_packed(rows) for rows in (1, 2, 4))
-dense, exact_4, exact_8 = (_by_rows(kernel) for kernel in (_dense, _exact_4, _exact_8))
+dense, exact_4, exact_8 = (
+    _by_rows(_product(inputs, read)) for inputs, read in ((RUN, _dense), (GROUP, _exact_4), (GROUP, _exact_8))
+)

@@ -10,7 +10,6 @@ checksum, like every other fault. All accounts are kept on the engine's thread, 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import queue
@@ -26,6 +25,7 @@ from typing import IO
 
 from protocol.errors import SettingsError
 from protocol.messages import Boundary
+from protocol.rundir import hold
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 from worker.snapshots import StaleCause
 from worker.tiers.ledger import Ledger, Part
@@ -337,16 +337,7 @@ def _take(folder: Path, ours: Path) -> IO[str]:
         lock = open(ours / _LOCK, "a+", opener=_private)  # noqa: SIM115 (the tier keeps it)
     except OSError as error:
         raise SettingsError(f"disk_cache: cannot use {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise SettingsError(f"disk_cache: {ours} is held by another worker (process {holder})") from error
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
+    hold(lock, f"disk_cache: {ours} is held by another worker")
     return lock
 
 
