@@ -54,6 +54,10 @@ class Groups(LoadScopeScheduling):
         module, (_, _, params) = PurePosixPath(path).stem, name.partition("[")
         if room in _WHOLE_ROOMS:
             return room
+        if (
+            module == "test_whole_step"
+        ):  # compiles kernels for most of its time, each of which serves several tests
+            return module
         if room == "worker":  # these make a model and its cold answers for several tests; others may run anywhere
             return f"{module}[{params}" if module.startswith("test_exactness") and params else nodeid
         families = set(params.rstrip("]").split("-")).intersection(_FAMILIES)
