@@ -14,6 +14,13 @@ from worker.main import kernel_cache
 # Before numba is imported. What a daemon has compiled is not compiled again in a process of tests, nor the reverse.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
 
+# Before torch is imported. The threads of a product wait for each other: where two processes of tests each have one on
+# every core, a product takes ten times as long. Daemons that tests start have all cores, and do not spin for them.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+THREADS = max(1, (os.cpu_count() or 1) // _PROCESSES)
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A shell ignores it for what it starts in the background, and so would all commands that the tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,9 +61,7 @@ class Groups(LoadScopeScheduling):
         module, (_, _, params) = PurePosixPath(path).stem, name.partition("[")
         if room in _WHOLE_ROOMS:
             return room
-        if (
-            module == "test_whole_step"
-        ):  # compiles kernels for most of its time, each of which serves several tests
+        if module == "test_whole_step":  # most of its time it compiles kernels, each of which serves several tests
             return module
         if room == "worker":  # these make a model and its cold answers for several tests; others may run anywhere
             return f"{module}[{params}" if module.startswith("test_exactness") and params else nodeid

@@ -55,7 +55,9 @@ class Daemon:
         threads = ["--threads", "1"] if isinstance(model, Path) else []
         # Idle work comes when it may: a test that does not ask for it knows to the token what is kept.
         command = [*serve, "--no-absorb", *threads, *flags]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
+        # What else the tests run with says nothing of what a user's daemon has.
+        ours = ("PREFIXD_", "OMP_NUM_THREADS")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self._log = self.folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

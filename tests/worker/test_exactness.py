@@ -6,12 +6,15 @@ the float32 logits, between a request that restores a snapshot and the same requ
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from exact_rig import (
+    EDGES,
     LENGTHS,
     STEPS,
     VOCAB,
@@ -65,6 +68,23 @@ def test_long_answers(worker):
 
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
     assert_equal_after_flush(worker, cold)
+
+
+@pytest.fixture
+def thread_count() -> Iterator[None]:
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.mark.usefixtures("thread_count")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="has one core")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+def test_hits_where_threads_share_the_work(tmp_path, dtype):
+    save_tiny(tmp_path, "llama", max_position_embeddings=1024, **({} if dtype == "bfloat16" else WHOLE))
+    worker = Worker(tmp_path, dtype=dtype, threads=2)
+    assert torch.get_num_threads() == 2
+    assert unequal_hits(worker, [*range(1, 130, 9), *EDGES], 5) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
