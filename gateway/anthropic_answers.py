@@ -18,29 +18,33 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessageAnswer(Answer):
-    """`message` and its events. At most one block is open at a time."""
+    """`message` and its events. At most one block is open at a time, and none at all in one that says nothing."""
 
     keep_alive = sse.event("ping", {"type": "ping"})
 
-    def __init__(self, request_id: str, model: str) -> None:
+    def __init__(self, request_id: str, model: str, *, is_silent: bool = False) -> None:
         self._request_id = request_id
         self._model = model
+        self._is_silent = is_silent
         self._index = -1  # of the latest block
         self._open = ""  # its type; "" once it is closed
 
     def whole(self, deltas: Sequence[Delta], turn: Turn) -> dict[str, Any]:
         parts = [part for delta in deltas for part in delta.parts]
-        return self._message(_blocks(parts), turn) | _stop(turn) | {"prefixd": cache_report(turn)}
+        blocks = [] if self._is_silent else _blocks(parts)
+        return self._message(blocks, turn) | self._stop(turn) | {"prefixd": cache_report(turn)}
 
     def opening(self, turn: Turn) -> bytes:
         return _event("message_start", message=self._message([], turn)) + self.keep_alive
 
     def events(self, gained: Sequence[Delta]) -> bytes:
+        if self._is_silent:
+            return b""
         return b"".join(self._part(part) for delta in gained for part in delta.parts)
 
     def closing(self, turn: Turn) -> bytes:
         """The counts are final: those of the opening may have come before the lookup."""
-        last = _event("message_delta", delta=_stop(turn), usage=usage(turn), prefixd=cache_report(turn))
+        last = _event("message_delta", delta=self._stop(turn), usage=usage(turn), prefixd=cache_report(turn))
         return self._close() + last + _event("message_stop")
 
     def broken(self, error: ServeError) -> bytes:
@@ -57,6 +61,14 @@ class MessageAnswer(Answer):
             "stop_sequence": None,
             "usage": usage(turn),
         }
+
+    def _stop(self, turn: Turn) -> dict[str, Any]:
+        """Why a turn that is done ended. A call before a stop sequence may be half a call."""
+        _, reason = turn.reply(0)
+        found = turn.stop_string(0)
+        assert reason is not None
+        told = _STOP_REASONS["length" if self._is_silent else reason]
+        return {"stop_reason": told if found is None else "stop_sequence", "stop_sequence": found}
 
     def _part(self, part: Part) -> bytes:
         match part:
@@ -104,14 +116,6 @@ def usage(turn: Turn) -> dict[str, Any]:
         "output_tokens_details": {"thinking_tokens": turn.reasoning_tokens},
         "service_tier": "standard",
     }
-
-
-def _stop(turn: Turn) -> dict[str, Any]:
-    """Why a turn that is done ended. A call before a stop sequence may be half a call."""
-    _, reason = turn.reply(0)
-    found = turn.stop_string(0)
-    assert reason is not None
-    return {"stop_reason": _STOP_REASONS[reason] if found is None else "stop_sequence", "stop_sequence": found}
 
 
 def _blocks(parts: Iterable[Part]) -> list[dict[str, Any]]:

@@ -43,9 +43,9 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
         request,
         [_generate(gateway, request_id, prompt, params, model, caches, grammar)],
         params.stop_sequences or (),
-        MessageAnswer(request_id, params.model or gateway.model_names[0]),
+        MessageAnswer(request_id, params.model or gateway.model_names[0], is_silent=params.is_silent),
         bool(params.stream),
-        conversation if caches else None,
+        conversation if caches and not params.is_silent else None,
         reader,
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.demands import free_demand, strict_tools
 from gateway.grammar import Demand
-from gateway.openai_params import CommonParams, Stops, checked, template_variables
+from gateway.openai_params import CommonParams, Stops, Whole, checked, template_variables
 from protocol.errors import RequestError
 
 
@@ -54,7 +54,18 @@ class MessagesParams(CommonParams):
     thinking: Thinking | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where `output_config.format` stood before
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 31), Whole] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """The prompt is to be computed and kept, and nothing said. A token is sampled all the same, and dropped."""
+        return self.max_tokens == 0
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return 1 if self.is_silent else self.max_tokens
 
     @property
     def calls(self) -> bool:
@@ -80,6 +91,8 @@ class MessagesParams(CommonParams):
         form = self.output_config.format if self.output_config else None
         if form is not None:
             return Demand("output_config.format", form.wanted)
+        if self.output_format is not None:
+            return Demand("output_format", self.output_format.wanted)
         return free_demand(tools) if self.calls else None
 
     def variables(self) -> dict[str, Any]:

@@ -100,19 +100,36 @@ def _message(value: object, where: str, last: bool) -> Message:
     role = _ROLES.get(value["role"]) if isinstance(value.get("role"), str) else None
     if role is None:
         raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    content = parse_content(value.get("content"), f"{where}.content")
     mark = mark_seconds(value, value.get("content"))
+    if role == "assistant":
+        return _assistant(value, where, last, mark)
+    content = required_content(value, "content", where)
     if role == "tool":
         call_id, name = _text_or_none(value.get("tool_call_id")), _text_or_none(value.get("name"))
         return Message(role, content, tool_call_id=call_id, name=name, mark_seconds=mark)
-    if role != "assistant":
-        return Message(role, content, mark_seconds=mark)
+    return Message(role, content, mark_seconds=mark)
+
+
+def _assistant(value: dict[str, Any], where: str, last: bool, mark: int) -> Message:
     calls = tuple(_calls(value, where))
-    if not last or calls:
-        content = content.strip()  # the text of a turn to be continued counts to its last blank
     reasoning = value.get("reasoning_content") or value.get("reasoning")
     reasoning = reasoning.strip() if isinstance(reasoning, str) else ""
-    return Message(role, content, calls, reasoning=reasoning or None, mark_seconds=mark)
+    given = value.get("content")
+    if given is None:
+        given = _text_or_none(value.get("refusal"))  # which answers of the API have in its place
+    if given is None and not calls and not reasoning:
+        raise wrong(f"{where}.content", "is missing: only a message with tool_calls can do without")
+    content = parse_content(given, f"{where}.content")
+    if not last or calls:
+        content = content.strip()  # the text of a turn to be continued counts to its last blank
+    return Message("assistant", content, calls, reasoning=reasoning or None, mark_seconds=mark)
+
+
+def required_content(holder: dict[str, Any], field: str, where: str) -> str:
+    """The text of a field that must be there, as `parse_content` has it. Raises `RequestError`."""
+    if holder.get(field) is None:
+        raise wrong(f"{where}.{field}", "is missing: it must be a string or a list of parts")
+    return parse_content(holder[field], f"{where}.{field}")
 
 
 def parse_content(value: object, where: str) -> str:

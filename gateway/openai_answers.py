@@ -235,4 +235,5 @@ def usage(turn: Turn) -> dict[str, Any]:
         "total_tokens": turn.prompt_tokens + turn.completion_tokens,
         # Clients of this API take what was written off what was cached, as some hosts count it twice: none is told.
         "prompt_tokens_details": {"cached_tokens": cached_tokens(turn), "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": turn.reasoning_tokens},
     }

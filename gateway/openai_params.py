@@ -124,6 +124,8 @@ class ChatParams(CommonParams):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    functions: list[Any] | None = None  # the old name of `tools`
 
     @property
     def asked_tokens(self) -> int | None:
@@ -141,6 +143,8 @@ class ChatParams(CommonParams):
 
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""
+        if self.functions:
+            raise RequestError("functions is not supported: send them as tools", param="functions")
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
 import orjson
 
-from gateway.openapi_inputs import TEXT, Schema, input_components, ref
+from gateway.openapi_inputs import TEXT, Schema, either, input_components, ref
 from gateway.openapi_outputs import output_components
 
 _Error = Literal["OpenAIError", "AnthropicError"]
 
 _JSON, _STREAM, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_KEY_REFUSALS = {
+    401: "Keys are asked for here, and the request bears none of them",
+    403: "The key is an administrator's where one of a tenant is wanted, or the other way round",
+}
 _REFUSALS = {
     400: "The request cannot be served as it is; the error names the field",
+    **_KEY_REFUSALS,
     404: "The model is not served here (with `strict_model`)",
     408: "The body did not arrive in time",
     413: "The body is too large",
@@ -43,12 +49,12 @@ def description() -> dict[str, Any]:
             "description": "Unknown fields and query strings are ignored. Every answer has an `x-request-id`.",
         },
         "paths": {
-            "/": {"get": _read("The name of the server and its models", "Root")},
-            "/health": {"get": _read("Whether this process is up", "Health")},
+            "/": {"get": _open("The name of the server, and its models if no keys are asked for", "Root")},
+            "/health": {"get": _open("Whether this process is up", "Health")},
             "/ready": {"get": _ready()},
-            "/metrics": {"get": _operation("Metrics for Prometheus", {200: _answer("Metrics", {_PLAIN: TEXT})})},
-            "/openapi.json": {"get": _operation("This document", {200: _answer("OpenAPI 3.1", {_JSON: {}})})},
-            "/v1/models": {"get": _read("All names of the model", "Models")},
+            "/metrics": {"get": _guarded("Metrics for Prometheus", {200: _answer("Metrics", {_PLAIN: TEXT})})},
+            "/openapi.json": {"get": _guarded("This document", {200: _answer("OpenAPI 3.1", {_JSON: {}})})},
+            "/v1/models": {"get": _models("All names of the model", "Models")},
             "/v1/models/{id}": {"get": _model()},
             "/v1/chat/completions": {"post": _generation("Chat completions", "ChatBody", "Chat")},
             "/v1/completions": {"post": _generation("Plain completions", "CompletionBody", "Completion")},
@@ -65,13 +71,19 @@ def description() -> dict[str, Any]:
                 )
             },
         },
+        "security": [{}, {"Bearer": []}, {"Key": []}],
         "components": {
+            "securitySchemes": {
+                "Bearer": {"type": "http", "scheme": "bearer"},
+                "Key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
             "schemas": {**input_components(), **output_components()},
             "headers": {
                 "RequestId": {"schema": TEXT, "description": "The client's own id where it sent a plain one"},
                 "Cache": {
                     "schema": TEXT,
-                    "description": "`outcome; depth=tokens; reason=why`. A stream may begin before this is known",
+                    "description": "`outcome; depth=tokens; reason=why`, and `; exact=no` where what it started from "
+                    "was computed with other numerics. A stream may begin before this is known",
                 },
             },
         },
@@ -97,8 +109,13 @@ def _refused(about: str, error: _Error) -> Schema:
     return _answer(about, {_JSON: ref(error)})
 
 
-def _read(summary: str, component: str) -> Schema:
-    return _operation(summary, {200: _answer(summary, {_JSON: ref(component)})})
+def _open(summary: str, component: str) -> Schema:
+    return _operation(summary, {200: _answer(summary, {_JSON: ref(component)})}, security=[])
+
+
+def _guarded(summary: str, answers: dict[int, Schema]) -> Schema:
+    refusals = {status: _refused(about, "OpenAIError") for status, about in _KEY_REFUSALS.items()}
+    return _operation(summary, {**answers, **refusals})
 
 
 def _ready() -> Schema:
@@ -106,16 +123,30 @@ def _ready() -> Schema:
         200: _answer("Requests are served", {_JSON: ref("Readiness")}),
         503: _answer("They are not", {_JSON: ref("Readiness")}),
     }
-    return _operation("Whether requests can be served now", answers)
+    return _operation("Whether requests can be served now", answers, security=[])
 
 
 def _model() -> Schema:
     name = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    answers = {
-        200: _answer("The model", {_JSON: ref("Model")}),
-        404: _refused("There is no such model", "OpenAIError"),
+    refusals = {**_KEY_REFUSALS, 404: "There is no such model"}
+    return _models("The model under one of its names", "Model", name, refusals=refusals)
+
+
+def _models(
+    summary: str, component: str, *parameters: Schema, refusals: Mapping[int, str] = _KEY_REFUSALS
+) -> Schema:
+    """In the shapes of either API: a header says which."""
+    version = {
+        "name": "anthropic-version",
+        "in": "header",
+        "schema": TEXT,
+        "description": "With it, the answer has the shapes of Anthropic's API",
     }
-    return _operation("The model under one of its names", answers, parameters=[name])
+    error = either(ref("OpenAIError"), ref("AnthropicError"))
+    answers = {200: _answer(summary, {_JSON: ref(component)})}
+    for status, about in refusals.items():
+        answers[status] = _answer(about, {_JSON: error})
+    return _operation(summary, answers, parameters=[*parameters, version])
 
 
 def _generation(summary: str, body: str, answer: str, error: _Error = "OpenAIError") -> Schema:

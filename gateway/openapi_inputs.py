@@ -46,10 +46,12 @@ NULL: Schema = {"type": "null"}
 OBJECT: Schema = {"type": "object"}
 MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _NAME: Schema = {"type": "string", "minLength": 1}
+_WORDS: Schema = {"type": "string", "pattern": "\\S"}
 _LENIENT: Schema = {"description": "Text; what is something else is ignored, or written as the template writes it"}
 _ARGUMENTS = either(TEXT, OBJECT, NULL, description="JSON of the arguments, or the object itself")
 _TOKENS = listed({"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}, minItems=1)
-_CONTENT, _HINT = ref("Content"), {"cache_control": ref("CacheControl")}
+_CONTENT, _MAYBE_CONTENT = ref("Content"), either(ref("Content"), NULL)
+_HINT = {"cache_control": ref("CacheControl")}
 _THOUGHTS = listed(record({"text": TEXT}, "text"))
 _FUNCTION = {"name": _NAME, "description": _LENIENT, "parameters": {"type": ["object", "null"]}}
 _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
@@ -58,6 +60,12 @@ _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "tex
 def _spoken(role: str, *blocks: Schema) -> Schema:
     content = either(TEXT, listed(either(*blocks)))
     return record({"role": word(role), "content": content}, "role", "content")
+
+
+def _said(fields: Mapping[str, Schema], *required: str) -> Schema:
+    """A message of a chat's assistant."""
+    thoughts = {"reasoning_content": _LENIENT, "reasoning": _LENIENT}
+    return record({"role": word("assistant"), **thoughts, **fields}, "role", *required)
 
 
 def _other_than(*kinds: object) -> Schema:
@@ -73,7 +81,6 @@ _PARTS: dict[str, Schema] = {
     },
     "Content": either(
         TEXT,
-        NULL,
         listed(
             either(
                 TEXT,
@@ -84,19 +91,23 @@ _PARTS: dict[str, Schema] = {
         description="Text, or parts of it. Parts of other kinds, such as images and audio, are refused",
     ),
     "ChatMessage": either(
-        record({"role": word("system", "developer", "user"), "content": _CONTENT}, "role"),
-        record(
-            {
-                "role": word("assistant"),
-                "content": _CONTENT,
-                "tool_calls": either(listed(ref("ChatCall")), NULL),
-                "reasoning_content": _LENIENT,
-                "reasoning": _LENIENT,
-            },
-            "role",
-            description="As the last message it is the beginning of the answer",
+        record({"role": word("system", "developer", "user"), "content": _CONTENT}, "role", "content"),
+        _said({"content": _CONTENT, "tool_calls": either(listed(ref("ChatCall")), NULL)}, "content"),
+        *(
+            _said({"content": _MAYBE_CONTENT} | instead, *instead)
+            for instead in (
+                {"tool_calls": listed(ref("ChatCall"), minItems=1)},
+                {"reasoning_content": _WORDS},
+                {"reasoning": _WORDS},
+                {"refusal": _NAME},
+            )
         ),
-        record({"role": word("tool"), "content": _CONTENT, "tool_call_id": _LENIENT, "name": _LENIENT}, "role"),
+        record(
+            {"role": word("tool"), "content": _CONTENT, "tool_call_id": _LENIENT, "name": _LENIENT},
+            "role",
+            "content",
+        ),
+        description="An assistant's, as the last message, is the beginning of the answer",
     ),
     "ChatCall": record(
         {
@@ -115,7 +126,7 @@ _PARTS: dict[str, Schema] = {
             "user",
             _TEXT_BLOCK,
             record(
-                {"type": word("tool_result"), "tool_use_id": TEXT, "content": _CONTENT, **_HINT},
+                {"type": word("tool_result"), "tool_use_id": TEXT, "content": _MAYBE_CONTENT, **_HINT},
                 "type",
                 "tool_use_id",
             ),
@@ -141,6 +152,7 @@ _PARTS: dict[str, Schema] = {
                 "content": _CONTENT,
             },
             "role",
+            "content",
         ),
         record(
             {
@@ -169,6 +181,7 @@ _PARTS: dict[str, Schema] = {
                 "output": _CONTENT,
             },
             "type",
+            "output",
         ),
     ),
     "ResponsesTool": either(
@@ -222,10 +235,15 @@ def input_components() -> dict[str, Schema]:
     del messages["stop"]  # its name is `stop_sequences` there
     dialogue = {
         "messages": listed(ref("Message"), minItems=1),
-        "system": _CONTENT,
+        "system": _MAYBE_CONTENT,
         "tools": _tools("MessagesTool"),
     }
-    most = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
+    most = {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 1 << 31,
+        "description": "0 computes and keeps the prompt, and says nothing",
+    }
     prompt = either(_NAME, _TOKENS, listed(either(_NAME, _TOKENS), minItems=1, maxItems=MAX_CHOICES))
     return {
         **parts,
@@ -234,6 +252,7 @@ def input_components() -> dict[str, Schema]:
             chat
             | {
                 "messages": listed(ref("ChatMessage"), minItems=1),
+                "functions": {"enum": [[], None]},
                 "tools": _tools("ChatTool"),
                 "tool_choice": _choice({"function": record({"name": TEXT}, "name")}),
             },

@@ -54,6 +54,8 @@ class ResponsesAnswer(Answer):
         told = error_answer(error).body["error"]
         event = {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"]}
         why = {"code": _failure_code(error), "message": told["message"]}
+        for _ in self._end_item("incomplete"):  # an item that was never done has no events to say so
+            pass
         failed = self._head | {"status": "failed", "error": why, "output": self._output()}
         return self._written([event, {"type": "response.failed", "response": failed}])
 

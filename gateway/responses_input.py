@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from gateway.canonical import parse_arguments, parse_content, uncalled, wrong
+from gateway.canonical import parse_arguments, parse_content, required_content, uncalled, wrong
 from gateway.conversation import Message, Role, ToolCall
 from gateway.responses_tools import CUSTOM_FIELD, function_name
 
@@ -98,7 +98,7 @@ class _History:
             self._calls.append(_CALLS[kind](item, where))
         elif kind == "mcp_call":
             self._calls.append(_function_call(item, where))
-            self._result({"call_id": item.get("id"), "output": item.get("output") or item.get("error")}, where)
+            self._result({"call_id": item.get("id"), "output": _output_of(item)}, where)
         elif kind == "item_reference":
             raise wrong(where, "refers to an item, but nothing is stored here: send the item itself")
         elif kind not in _HOSTED:
@@ -113,7 +113,7 @@ class _History:
         role = _ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
         if role is None:
             raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-        content = parse_content(item.get("content"), f"{where}.content")
+        content = required_content(item, "content", where)
         if role == "assistant":
             if self._texts and not self._calls:
                 self._end_turn()
@@ -125,11 +125,13 @@ class _History:
     def _result(self, item: dict[str, Any], where: str) -> None:
         self._end_turn()
         call_id = _text(item.get("call_id")) or _text(item.get("id"))
-        output = item.get("output")
-        if item.get("type") == "shell_call_output" and isinstance(output, list):
+        kind, output = item.get("type"), item.get("output")
+        if kind == "shell_call_output" and isinstance(output, list):
             content = "\n".join(_shell_output(part, f"{where}.output.{at}") for at, part in enumerate(output))
+        elif kind == "apply_patch_call_output":
+            content = parse_content(output, f"{where}.output")  # a patch that went well may say nothing
         else:
-            content = parse_content(output, f"{where}.output")
+            content = required_content(item, "output", where)
         if not any(message.role == "assistant" for message in reversed(self._messages)):
             raise uncalled(where)
         self._messages.append(Message("tool", content, tool_call_id=call_id))
@@ -194,6 +196,13 @@ _CALLS: dict[str, Callable[[dict[str, Any], str], ToolCall]] = {
     "shell_call": _built_in("shell", "action"),
     "apply_patch_call": _built_in("apply_patch", "operation"),
 }
+
+
+def _output_of(service_call: dict[str, Any]) -> object:
+    """What a call that a service made has brought: its output, or what went wrong."""
+    error = service_call.get("error")
+    said = error.get("message") or error.get("content") if isinstance(error, dict) else error
+    return service_call.get("output") or said or ""
 
 
 def _shell_output(value: object, where: str) -> str:

@@ -192,6 +192,7 @@ def test_an_answer_is_cut_where_the_context_ends(served: Served):
         "completion_tokens": 10,
         "total_tokens": CONTEXT,
         "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     last = served.client.complete(ids_of(CONTEXT - 1), max_tokens=100)
     assert last.usage["completion_tokens"] == 1

@@ -248,7 +248,7 @@ def in_both_dialects(draw: st.DrawFn) -> tuple[tuple[Message, ...], tuple[Messag
         openai.append(
             {
                 "role": "assistant",
-                "content": answer or None,
+                "content": answer or (None if calls else ""),
                 "reasoning_content": thought,
                 "tool_calls": [
                     {"id": call_id, "function": {"name": "lookup", "arguments": json.dumps(call, indent=1)}}
@@ -330,7 +330,7 @@ WRONG = [
     ({"tools": [{"name": "x"}]}, "tools.0.input_schema must be an object"),
     ({"tools": [{"input_schema": {}}]}, "tools.0.name must be a string"),
     ({"max_tokens": None}, "max_tokens: Field required"),
-    ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+    ({"max_tokens": -1}, "max_tokens: Input should be greater than or equal to 0"),
     ({"temperature": "hot"}, "temperature: Input should be a valid number"),
     ({"top_k": 1.5}, "top_k: Input should be a valid integer"),
     ({"stop_sequences": "x"}, "stop_sequences: Input should be a valid list"),

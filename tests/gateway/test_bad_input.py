@@ -171,6 +171,11 @@ def say(content: object, role: str = "user") -> dict[str, object]:
     return {"role": role, "content": content}
 
 
+CALLS = {"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+MISSING = "is missing: it must be a string or a list of parts"
 UNCALLED = "is the result of a tool, but no message before it can have called one"
 TEXT_ONLY = "this model takes text only"
 EXACT = {
@@ -227,6 +232,28 @@ EXACT = {
     "wrong type": (chat(USER, max_tokens="9"), "max_tokens: Input should be a valid integer"),
     "wrong type, messages": (anthropic(USER, stream="yes"), "stream: Input should be a valid boolean"),
     "wrong type, responses": (responses(USER, temperature=[]), "temperature: Input should be a valid number"),
+    "no content": (chat(USER, {"role": "user"}), f"messages.1.content {MISSING}"),
+    "no content, null": (chat(say(None, "system"), USER), f"messages.0.content {MISSING}"),
+    "no content, of a result": (
+        chat(USER, say(None, "assistant") | CALLS, {"role": "tool", "tool_call_id": "a"}),
+        f"messages.2.content {MISSING}",
+    ),
+    "no content, of an answer": (
+        chat(USER, {"role": "assistant", "tool_calls": [], "reasoning": " "}, USER),
+        "messages.1.content is missing: only a message with tool_calls can do without",
+    ),
+    "no content, messages": (anthropic(say(None)), "messages.0.content must be a string or a list of blocks"),
+    "no content, responses": (responses(USER, {"role": "assistant"}), f"input.1.content {MISSING}"),
+    "no output": (
+        responses(USER, ASKED, {"type": "function_call_output", "call_id": "a"}),
+        f"input.2.output {MISSING}",
+    ),
+    "image in a result, messages": (
+        anthropic(USER, say([USE], "assistant"), say([RESULT | {"content": [{"type": "image", "source": {}}]}])),
+        f"messages.2.content.0.content.0 has type 'image': {TEXT_ONLY}",
+    ),
+    "old tools": (chat(USER, functions=[{"name": "f"}]), "functions is not supported: send them as tools"),
+    "sound": (chat(USER, modalities=["text", "audio"]), "modalities.1: Input should be 'text'"),
     "no list": ((CHAT, {"messages": "hi"}), "messages must be a list"),
     "no text": ((RESPONSES, {"input": 5}), "input must be a string or a list of items"),
     "no prompt": ((PLAIN, {"prompt": {}}), "prompt must be text, a list of token ids, or a list of these"),
@@ -248,15 +275,16 @@ async def test_the_exact_words(
     assert not worker.requests
 
 
-async def test_results_of_calls_are_taken(served: Served, worker: FakeWorker):
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
-    asked = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+async def test_results_of_calls_and_answers_that_say_something_else_than_text_are_taken(served: Served):
+    patched = {"type": "apply_patch_call_output", "call_id": "a", "status": "completed"}
+    failed = {"type": "mcp_call", "id": "b", "name": "f", "arguments": "{}", "error": {"type": "x", "message": "no"}}
     for path, body in (
-        chat(USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a"}),
-        anthropic(USER, say([use], "assistant"), say([result, {"type": "text", "text": "and"}])),
-        responses(USER, asked, {"type": "function_call_output", "call_id": "a", "output": "x"}),
+        chat(USER, {"role": "assistant", **CALLS}, {"role": "tool", "tool_call_id": "a", "content": "x"}),
+        chat(USER, say(None, "assistant") | {"reasoning_content": "Hm."}, USER),
+        chat(USER, say(None, "assistant") | {"refusal": "No."}, USER),
+        anthropic(USER, say([USE], "assistant"), say([RESULT, {"type": "text", "text": "and"}])),
+        responses(USER, ASKED, {"type": "function_call_output", "call_id": "a", "output": "x"}),
+        responses(USER, ASKED, patched, failed),
     ):
         response = await served.post(path, body)
         assert response.status == 200, await response.text()

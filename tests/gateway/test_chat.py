@@ -40,6 +40,7 @@ async def test_a_whole_answer_has_text_usage_and_cache_header(served: Served, wo
     assert body["usage"]["prompt_tokens"] == len(worker.requests[0].token_ids)
     assert body["usage"]["completion_tokens"] == len(ids_of("Paris.")) + 1
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 0}
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
     assert body["prefixd"]["diverged_message"] == 1
 
 

@@ -58,6 +58,10 @@ SCHEMAS = [
             "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
         },
     ),
+    (
+        MESSAGES,
+        {"messages": ASKED, "max_tokens": 300, "output_format": {"type": "json_schema", "schema": SCHEMA}},
+    ),
 ]
 
 

@@ -147,6 +147,18 @@ async def test_an_empty_answer_has_no_blocks(served: Served, worker: FakeWorker)
     assert message["usage"]["output_tokens"] == 1
 
 
+async def test_nothing_is_said_where_only_the_prompt_is_to_be_kept(served: Served, worker: FakeWorker):
+    """The token that is sampled all the same is counted."""
+    for said in ("Paris.", ""):
+        worker.script = say(said, kept=5)
+        message = await both(served, max_tokens=0)
+        assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+        assert message["usage"]["cache_creation_input_tokens"] == 5
+        assert message["usage"]["output_tokens"] == 1
+    assert [request.sampling.max_tokens for request in worker.requests] == [1] * 4
+    assert not worker.absorbed
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 50])
 async def test_the_stop_sequence_that_was_met_is_named(served: Served, worker: FakeWorker, at_once: int):
     async def script(call: Call) -> None:
