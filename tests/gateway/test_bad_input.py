@@ -277,7 +277,13 @@ async def test_the_exact_words(
 
 async def test_results_of_calls_and_answers_that_say_something_else_than_text_are_taken(served: Served):
     patched = {"type": "apply_patch_call_output", "call_id": "a", "status": "completed"}
-    failed = {"type": "mcp_call", "id": "b", "name": "f", "arguments": "{}", "error": {"type": "x", "message": "no"}}
+    failed = {
+        "type": "mcp_call",
+        "id": "b",
+        "name": "f",
+        "arguments": "{}",
+        "error": {"type": "x", "message": "no"},
+    }
     for path, body in (
         chat(USER, {"role": "assistant", **CALLS}, {"role": "tool", "tool_call_id": "a", "content": "x"}),
         chat(USER, say(None, "assistant") | {"reasoning_content": "Hm."}, USER),
