@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +36,14 @@ class ServerRunner(web.AppRunner):
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLEANUP_SECONDS)
         self._refused = refused
         self._patience = patience
+
+    async def step_aside(self) -> None:
+        """Take no more connections, and end those where nothing is asked. What is being answered goes on."""
+        for site in list(self.sites):
+            await site.stop()
+        await asyncio.sleep(0)  # requests that have come begin to be answered
+        if self.server is not None:
+            self.server.pre_shutdown()
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

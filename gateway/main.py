@@ -92,6 +92,8 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
         if gateway.keys is not None:
             watched.append(asyncio.create_task(gateway.keys.watch()))
         await stop.wait()
+        if gateway.metrics.seat.leaves(runner.addresses[0][1]):
+            await runner.step_aside()  # who comes now is served by another one
         await gateway.drain(hurry)
         for task in watched:
             task.cancel()

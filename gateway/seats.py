@@ -29,6 +29,7 @@ from protocol.rundir import METRICS_FOLDER, lock_run_dir
 
 MAX_SEATS = 256
 _KINDS = ("counter", "histogram", "gauge_livesum")
+_PORT_LOCK = "port.lock"
 _FILE_BYTES = 1 << 17  # more than the metrics of one gateway take
 _FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<seat>\d+)\.db")
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -81,11 +82,20 @@ class Seat:
             found = MultiProcessCollector.merge([file for file in files if _is_sound(file)])  # type: ignore[no-untyped-call]
         return found
 
+    def turn_to_listen(self) -> IO[str]:
+        """Wait until no other gateway of the run directory looks for a port; closing the file lets the next one."""
+        lock = (self._run_dir / _PORT_LOCK).open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
     def listens_on(self, port: int) -> None:
         """Let the others know, so that they may share the port."""
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()} {port}")
-        self._lock.flush()
+        self._say(f"{os.getpid()} {port}")
+
+    def leaves(self, port: int) -> bool:
+        """Share it no longer. Whether another gateway goes on to: of those that leave together, one is told of none."""
+        self._say(f"{os.getpid()}")
+        return self.shares(port)
 
     def shares(self, port: int) -> bool:
         """Whether another gateway of the run directory listens on `port`."""
@@ -103,6 +113,11 @@ class Seat:
         self._file("gauge_livesum").unlink(missing_ok=True)
         self._lock.close()
         forget_counts(self._run_dir)
+
+    def _say(self, words: str) -> None:
+        self._lock.truncate(0)
+        self._lock.write(words)
+        self._lock.flush()
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{kind}_{self.number}.db"

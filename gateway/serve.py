@@ -17,7 +17,7 @@ from pydantic import create_model
 from gateway.config import GatewaySettings, ServeSettings
 from gateway.fetch import FetchError, fetch_embedded
 from gateway.health import GatewayHealth, WorkerHealth
-from gateway.ports import free_port
+from gateway.ports import take_port
 from gateway.seats import forget_counts
 from gateway.supervisor import Child, ChildFailed, Supervisor
 from protocol.errors import SettingsError
@@ -41,10 +41,11 @@ def main(argv: Sequence[str]) -> int:
     with lock_run_dir(settings.run_dir, "daemon"):
         try:
             _have_model(settings.model)
-            # Taken here, it stays the same when a gateway starts again.
-            settings = settings.model_copy(update={"port": free_port(settings.host, settings.port)})
             forget_counts(settings.run_dir)
-            asyncio.run(_supervise(settings, notifier))
+            # Held here, it stays the same, and ours, when a gateway starts again.
+            with take_port(settings.host, settings.port) as port:
+                settings = settings.model_copy(update={"port": port.getsockname()[1]})
+                asyncio.run(_supervise(settings, notifier))
         except (ChildFailed, FetchError) as error:
             print(f"prefixd serve: error: {error}", file=sys.stderr)
             return 1

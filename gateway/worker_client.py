@@ -43,6 +43,7 @@ Cause = Literal["disconnect", "stop", "shutdown"]
 
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 6  # beats without a word until a worker counts as gone
+LOADING_BEATS = 60  # the same while it starts: what is imported and compiled then keeps every thread from speaking
 HUNG_SECONDS = 60.0  # an engine loop that has not turned for so long serves nobody
 
 _log = logging.getLogger("prefixd.gateway")
@@ -254,8 +255,9 @@ class WorkerClient:
             self._silent_beats += 1
             if self._silent_beats >= SILENT_BEATS:
                 self._mismatch = ""  # whoever said so is gone
-            if self._silent_beats >= SILENT_BEATS and self._heartbeat is not None:
-                _log.error("the worker has been silent for %.1f s", SILENT_BEATS * self._beat_seconds)
+            starts = self._heartbeat is not None and self._heartbeat.phase in ("starting", "loading")
+            if self._silent_beats >= (LOADING_BEATS if starts else SILENT_BEATS) and self._heartbeat is not None:
+                _log.error("the worker has been silent for %.1f s", self._silent_beats * self._beat_seconds)
                 self._heartbeat = None
                 self._fail_older(None)
                 with suppress(zmq.ZMQError):

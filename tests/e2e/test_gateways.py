@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +29,15 @@ def daemon(chat_model: Path) -> Iterator[Daemon]:
     daemon.close()
 
 
+def both(daemon: Daemon) -> list[int]:
+    return until(lambda: len(found := daemon.processes("gateway")) == 2 and found, "both gateways are there")
+
+
 @pytest.fixture
 def client(daemon: Daemon) -> Client:
     client = daemon.wait_ready()
-    until(lambda: len(daemon.processes("gateway")) == 2, "both gateways are there")
+    port = int(client.url.rpartition(":")[2])
+    until(lambda: all(listening(port) & sockets(gateway) for gateway in both(daemon)), "both gateways listen")
     until(lambda: all(client.get("/ready").status == 200 for _ in range(8)), "and serve")
     return client
 
@@ -82,9 +87,19 @@ def other_end(stream: Stream) -> str:
 
 
 def sockets(process_id: int) -> set[str]:
-    """The inodes of those that a process has open."""
-    links = [os.readlink(entry) for entry in Path(f"/proc/{process_id}/fd").iterdir() if entry.is_symlink()]
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
+    """The inodes of those that a process has open; none of one that has ended."""
+    found = set()
+    with suppress(FileNotFoundError):
+        for entry in Path(f"/proc/{process_id}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since it was listed
+                found.add(os.readlink(entry))
+    return {link[8:-1] for link in found if link.startswith("socket:[")}
+
+
+def listening(port: int) -> set[str]:
+    """The inodes of sockets that take connections there."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
 
 
 def told(client: Client) -> dict[str, float]:
@@ -163,6 +178,23 @@ def test_a_gateway_that_hangs_is_started_again(daemon: Daemon, client: Client):
     until(lambda: len(daemon.processes("gateway")) == 2, "another one takes its place")
     assert "died (killed, as its event loop has been silent for" in daemon.log()
     assert other in daemon.processes("gateway")
+
+
+def test_a_gateway_that_is_told_to_stop_leaves_newcomers_to_the_other(
+    daemon: Daemon, client: Client, streams: Streams
+):
+    """So one after the other can be upgraded: what it answers goes on, and nobody is turned away."""
+    (leaving, its_own), _ = streams.of.items()
+    port = int(client.url.rpartition(":")[2])
+    os.kill(leaving, signal.SIGTERM)
+    until(lambda: not listening(port) & sockets(leaving), "it takes no more connections")
+    for _ in range(8):
+        assert client.get("/ready").status == 200
+        assert client.chat([user("Hello")]).status == 200
+    for stream in its_own:
+        assert stream.take_text(3)
+    streams.close()
+    until(lambda: leaving not in daemon.processes("gateway"), "it has drained")
 
 
 SPEAKS_ANOTHER = (

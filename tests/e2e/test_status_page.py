@@ -41,8 +41,8 @@ async def test_the_page_follows_what_happens(served: Served):
 
         stats = await asyncio.to_thread(served.daemon.stats)
         assert await tab.value("document.querySelectorAll('#map i').length") == sum(stats["slots"].values())
-        assert await tab.value("document.querySelectorAll('#map .ready').length") == stats["snapshots"]
-        assert int(await tab.value("document.getElementById('snapshots').textContent")) == stats["snapshots"]
+        await tab.until(f"document.querySelectorAll('#map .ready').length === {stats['snapshots']}")
+        await tab.until(f"document.getElementById('snapshots').textContent === '{stats['snapshots']}'")
         await tab.until(
             "[...document.querySelectorAll('#latencies td')].some(c => c.textContent === 'first token, hit')"
         )

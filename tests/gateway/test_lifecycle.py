@@ -106,6 +106,22 @@ async def test_a_worker_that_comes_back_is_found(served: Served, worker: FakeWor
     assert (await served.chat()).status == 200
 
 
+async def test_a_worker_that_loads_may_be_silent_for_long_but_not_for_ever(
+    served: Served, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+):
+    """What it imports and compiles keeps all its threads from speaking."""
+    client = served.gateway.client
+    worker.phase = "loading"
+    await served.until(lambda: client.heartbeat is not None and client.heartbeat.phase == "loading")
+    await worker.stop()
+    await served.until(lambda: client._silent_beats > 2 * SILENT_BEATS)
+    answer = await served.http.get(served.url + "/ready")
+    assert (answer.status, (await answer.json())["phase"]) == (503, "loading")
+    assert not [line for line in caplog.messages if "silent" in line]
+    await served.until(lambda: client.heartbeat is None)
+    assert [line for line in caplog.messages if "silent" in line]
+
+
 async def test_a_worker_of_another_version_is_refused_by_name(served: Served, worker: FakeWorker, caplog):
     """What was open when one side was upgraded ends, and a worker of our version is served again."""
     worker.script = never_ending

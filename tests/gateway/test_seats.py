@@ -1,5 +1,6 @@
 """What gateways of one run directory count together, whoever of them lives, and who may share a port."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gateway import seats
 from gateway.metrics import GatewayMetrics
-from gateway.ports import listen
+from gateway.ports import listen, take_port
 from gateway.seats import Seat, forget_counts
 from protocol.errors import SettingsError
 from protocol.rundir import METRICS_FOLDER
@@ -192,6 +193,32 @@ async def test_gateways_of_one_run_directory_share_a_port_and_others_do_not(tmp_
     assert not two.shares(port), "who has left shares nothing"
     two.close()
     stranger.close()
+
+
+async def test_gateways_that_start_together_share_a_port_all_the_same(tmp_path, runner, monkeypatch):
+    """While one has looked and does not listen yet, another one does not look."""
+    seats_taken, order = [Seat(tmp_path), Seat(tmp_path)], []
+    shares = Seat.shares
+
+    def looks(seat, port):
+        order.append("looks")
+        return shares(seat, port)
+
+    async def start(site):
+        await asyncio.sleep(0.05)  # what the other one may use
+        await started(site)
+        order.append("listens")
+
+    started = web.TCPSite.start
+    monkeypatch.setattr(Seat, "shares", looks)
+    monkeypatch.setattr(web.TCPSite, "start", start)
+    with take_port("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        await asyncio.gather(*(listen(runner, "127.0.0.1", port, seat) for seat in seats_taken))
+    assert order == ["looks", "listens"] * 2
+    assert [address[1] for address in runner.addresses] == [port, port]
+    for seat in seats_taken:
+        seat.close()
 
 
 async def test_a_port_that_some_other_program_has_is_named(tmp_path, runner):
