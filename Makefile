@@ -46,6 +46,9 @@ dashboards: ## make the Grafana dashboards of their source
 
 install-app: ## install the program itself into APP
 	$(PYTHON) -m venv $(APP)/.venv
+	@case $$(readlink -m $(APP)/.venv/bin/python) in /home/*|/root/*) \
+	    echo '$(PYTHON) lies in a home, which the units do not see: name another one, as PYTHON=/usr/bin/python3' >&2; \
+	    exit 1; esac
 	$(APP)/.venv/bin/python -m pip install --disable-pip-version-check '$(TORCH)'
 	$(APP)/.venv/bin/python -m pip install --disable-pip-version-check .
 
@@ -53,8 +56,8 @@ install-system: ## install units, settings, manual, completion and examples; nee
 	install -d $(DESTDIR)/etc/prefixd $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system
 	test -e $(DESTDIR)/etc/prefixd/prefixd.toml || \
 	    install -m 644 deploy/systemd/prefixd.toml $(DESTDIR)/etc/prefixd/prefixd.toml
-	for unit in prefixd-worker prefixd-gateway; do \
-	    sed 's|/opt/prefixd/|$(APP)/|' deploy/systemd/$$unit.service \
+	for unit in prefixd-worker prefixd-gateway prefixd-gateway@; do \
+	    sed 's|/opt/prefixd/|$(APP)/|' deploy/systemd/$${unit%@}.service \
 	        >$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit; \
 	done
 	install -D -m 644 deploy/systemd/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/prefixd.conf

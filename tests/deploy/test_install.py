@@ -28,6 +28,7 @@ def test_everything_is_where_the_system_looks_for_it(installed, tmp_path):
     assert {
         "etc/prefixd/prefixd.toml",
         "usr/local/lib/systemd/system/prefixd-gateway.service",
+        "usr/local/lib/systemd/system/prefixd-gateway@.service",
         "usr/local/lib/systemd/system/prefixd-worker.service",
         "usr/local/lib/sysusers.d/prefixd.conf",
         "usr/local/lib/tmpfiles.d/prefixd.conf",
@@ -75,3 +76,14 @@ def test_the_user_is_made(installed, tmp_path):
         check=True,
     )
     assert "Creating user 'prefixd'" in done.stdout + done.stderr
+
+
+def test_a_python_that_the_units_cannot_see_is_refused(tmp_path):
+    """They see no home directories, where pyenv and uv keep theirs."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nmkdir -p "$3/bin"\nln -s /home/somebody/.pyenv/bin/python "$3/bin/python"\n')
+    python.chmod(0o755)
+    words = ["make", "-s", "-C", str(ROOT), "install-app", f"APP={tmp_path}/app", f"PYTHON={python}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{python} lies in a home" in done.stderr

@@ -50,9 +50,10 @@ def test_the_exposure_that_systemd_finds(name):
 
 @needs_systemd
 def test_systemd_has_nothing_to_say_against_the_units(tmp_path):
-    """In a root of its own, with the stock targets and a command that can be executed."""
+    """In a root of its own, with the stock targets and a command that can be executed. A further gateway too."""
     units, stock = tmp_path / "etc/systemd/system", tmp_path / "usr/lib/systemd/system"
     shutil.copytree(SYSTEMD, units)
+    shutil.copyfile(SYSTEMD / "prefixd-gateway.service", units / "prefixd-gateway@.service")
     stock.mkdir(parents=True)
     for path in Path("/usr/lib/systemd/system").iterdir():
         if path.suffix in (".target", ".slice", ".mount", ".socket") and path.is_file():
@@ -60,7 +61,9 @@ def test_systemd_has_nothing_to_say_against_the_units(tmp_path):
     command = tmp_path / "opt/prefixd/.venv/bin/prefixd"
     command.parent.mkdir(parents=True)
     command.touch(mode=0o755)
-    said = analyze("verify", f"--root={tmp_path}", "--man=no", "--recursive-errors=no", *NAMES)
+    said = analyze(
+        "verify", f"--root={tmp_path}", "--man=no", "--recursive-errors=no", *NAMES, "prefixd-gateway@2.service"
+    )
     assert [line for line in said.splitlines() if not any(name in line for name in RESTART_STEPS)] == []
 
 
