@@ -155,6 +155,10 @@ class Client:
         body = {**GREEDY, "prompt": prompt, "stream": True, **fields}
         return Stream(*self._open("POST", "/v1/completions", body, None))
 
+    def follow(self, path: str, headers: dict[str, str]) -> Stream:
+        """The events at a path."""
+        return Stream(*self._open("GET", path, None, headers))
+
     def send(self, messages: list[dict[str, Any]], **fields: Any) -> http.client.HTTPConnection:
         """Send a request and read nothing: closing the connection hangs up, `getresponse` waits."""
         connection = http.client.HTTPConnection(self._host, timeout=TIMEOUT_SECONDS)

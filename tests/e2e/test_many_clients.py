@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from chat_model import words
 from conftest import Served
 from daemon import until
-from http_client import GREEDY, assistant, system, user
+from http_client import GREEDY, assistant, joined, system, user
 from reference import Reference
 
 SCORED = {"logprobs": True, "top_logprobs": 2}
@@ -60,6 +62,26 @@ def test_an_answer_is_the_same_alone_and_beside_seven_others(served: Served, ref
             assert [answer.choices for answer in beside] == alone
     assert all(answer.outcome[0] == "hit" for answer in beside)
     assert alone[0][0]["message"]["content"].startswith(reference.text(prompts[0]))
+
+
+def test_a_gateway_that_stands_still_loses_nothing(served: Served):
+    """K-LO8: while it is stopped the worker says all that it has to say, and every word of it arrives."""
+    fields = {"max_tokens": 150, "ignore_eos": True}
+    prompts = [[user(words(f"still {number}", 20))] for number in range(24)]
+    streams = [served.client.stream(prompt, **fields) for prompt in prompts]
+    [gateway] = served.daemon.processes("gateway")
+    os.kill(gateway, signal.SIGSTOP)
+    try:
+        assert served.daemon.stats()["requests_running"]
+        until(served.daemon.is_idle, "the worker is done")
+    finally:
+        os.kill(gateway, signal.SIGCONT)
+    texts = [joined(list(stream)) for stream in streams]
+    assert all(stream.is_done for stream in streams)
+    for stream in streams:
+        stream.close()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert texts == [answer.text for answer in pool.map(partial(served.client.cold, **fields), prompts)]
 
 
 def test_requests_with_the_same_new_head_at_once(served: Served, reference: Reference):

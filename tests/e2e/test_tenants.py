@@ -36,7 +36,7 @@ def _keyed(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     file.write_text(FILE)
     file.chmod(0o600)
-    yield from serving(chat_model, "--api-keys", file, "--log-level", "debug", "--verify-hits", "1")
+    yield from serving(chat_model, "--api-keys", file, "--ui", "--log-level", "debug", "--verify-hits", "1")
 
 
 @pytest.fixture
@@ -142,34 +142,86 @@ def test_a_prompt_is_warmed_for_the_tenant_of_a_key(keyed: Served, tmp_path: Pat
     assert ask(keyed, "amy", [system(text), user("Well?")]).cached_tokens == 0
 
 
-def test_monitoring_and_logs_hold_no_text_no_ids_no_digests_and_no_keys(keyed: Served):
-    """Of whatever was sent in this file too, at the most talkative level."""
-    secret = "xylophone zeppelin quokka"
-    answer = ask(keyed, "amy", [system(secret), user(f"{secret} " * 20)], session="quokka-session")
-    bad = {"messages": [{"role": secret, "content": secret}], secret: secret}
-    keyed.client.request("POST", "/v1/chat/completions", bad, bearing("amy"))
-    keyed.client.request("POST", "/v1/chat/completions", secret.encode(), bearing("amy"))
-    keyed.client.request("POST", f"/v1/{secret.replace(' ', '-')}", b"{}", bearing("amy"))
+SECRET = "xylophone zeppelin quokka"
+
+
+def asked_in_every_way(keyed: Served) -> list[str]:
+    """Send the secret in whatever place a request has, also such as are refused. The ids of those that are answered."""
+    look = {"name": "look", "description": SECRET, "parameters": {"type": "object", "title": SECRET}}
+    said = f"{SECRET} " * 20
+    sent: list[tuple[str, int, Any]] = [
+        (
+            "/v1/chat/completions",
+            200,
+            {"messages": [system(SECRET), user(said)], "stop": ["quokka!"], "user": SECRET},
+        ),
+        ("/v1/chat/completions", 200, {"messages": [user(said)], "stream": True, "prompt_cache_key": SECRET}),
+        (
+            "/v1/chat/completions",
+            200,
+            {"messages": [user("hi")], "tools": [{"type": "function", "function": look}]},
+        ),
+        ("/v1/completions", 200, {"prompt": said}),
+        ("/v1/messages", 200, {"system": SECRET, "messages": [user(said)], "metadata": {"user_id": SECRET}}),
+        ("/v1/messages/count_tokens", 200, {"messages": [user(said)]}),
+        ("/v1/responses", 200, {"instructions": SECRET, "input": said, "model": SECRET}),
+        ("/v1/chat/completions", 400, {"messages": [{"role": SECRET, "content": SECRET}], SECRET: SECRET}),
+        ("/v1/chat/completions", 400, {"messages": [user(said * 4000)]}),
+        ("/v1/chat/completions", 400, SECRET.encode()),
+        ("/v1/messages", 400, {"messages": [user(said)], "max_tokens": SECRET}),
+        ("/v1/responses", 400, {"input": [{"type": SECRET}]}),
+        (f"/v1/{SECRET.replace(' ', '-')}", 404, b"{}"),
+    ]
     form = {"type": "object", "properties": {"zeppelin": {"type": "string", "pattern": "quokka("}}}
-    formed = {
-        "response_format": {"type": "json_schema", "json_schema": {"schema": form}},
-        "messages": [user("hi")],
-    }
-    assert keyed.client.request("POST", "/v1/chat/completions", formed, bearing("amy")).status == 400
+    formed = {"type": "json_schema", "json_schema": {"schema": form}}
+    sent.append(("/v1/chat/completions", 400, {"messages": [user("hi")], "response_format": formed}))
+    ids = []
+    for path, status, fields in sent:
+        body = {"max_tokens": 4, **fields} if isinstance(fields, dict) and "count" not in path else fields
+        if path == "/v1/responses":
+            body = {name: value for name, value in body.items() if name != "max_tokens"} | {
+                "max_output_tokens": 16
+            }
+        answer = keyed.client.request("POST", path, body, {**bearing("amy"), "x-session-id": "quokka-session"})
+        assert answer.status == status, (path, answer.raw)
+        ids += [answer.request_id] if status == 200 and "count" not in path else []
+    return ids
+
+
+def looked_at_in_every_way(keyed: Served, ids: list[str]) -> Iterator[str]:
+    """All that monitoring, the log and `cachectl` tell of it."""
     scrape = keyed.client.request("GET", "/metrics", headers=bearing("admin"))
     assert scrape.status == 200
-    assert keyed.client.get("/metrics").status == 401
-    told = [scrape.raw.decode(), keyed.daemon.log()]
-    told += [keyed.client.get(path).raw.decode() for path in ("/", "/health", "/ready")]
-    for command in (["list"], ["tree"], ["explain", answer.request_id]):
-        told.append(keyed.daemon.cachectl(*command).stdout)
-    told += [json.dumps(keyed.daemon.ask(verb)) for verb in ("list", "tree", "stats")]
-    for text in told:
-        assert text
-        assert not any(word in text for word in secret.split())
-        assert not any(key in text for key in KEYS.values())
-        assert "5ecre7" not in text
-        assert not re.search(r"\b[0-9a-f]{32}\b", text), "a whole digest"
-        plain = "\n".join(line for line in text.splitlines() if "row check" not in line)  # which lists row counts
+    yield scrape.raw.decode()
+    with keyed.client.follow("/ui/events", bearing("admin")) as events:
+        yield json.dumps(next(iter(events)))
+    for path in ("/", "/health", "/ready"):
+        yield keyed.client.get(path).raw.decode()
+    slots = [slot["slot"] for slot in keyed.daemon.snapshots()]
+    commands: list[list[str | int]] = [["list"], ["tree"], ["stats"], ["verify"], ["diff", ids[0], ids[1]]]
+    commands += [["explain", each] for each in ids] + [["show", slot] for slot in slots]
+    for command in commands:
+        yield keyed.daemon.cachectl(*command).stdout
+        yield keyed.daemon.cachectl("--json", *command).stdout
+    yield json.dumps(keyed.daemon.ask("events", after=0))
+    yield keyed.daemon.log()
+
+
+def test_monitoring_and_logs_hold_no_text_no_ids_no_digests_and_no_keys(keyed: Served):
+    """Of whatever was sent in this file too, at the most talkative level."""
+    ids = asked_in_every_way(keyed)
+    assert keyed.client.get("/metrics").status == keyed.client.get("/ui/events").status == 401
+    for told in looked_at_in_every_way(keyed, ids):
+        assert told
+        assert not any(word in told for word in SECRET.split())
+        assert not any(key in told for key in KEYS.values())
+        assert "5ecre7" not in told
+        assert not re.search(r"\b[0-9a-f]{32}\b", told), "a whole digest"
+        plain = "\n".join(line for line in told.splitlines() if "row check" not in line)  # which lists row counts
         assert not re.search(r"\d{1,6}(, ?\d{1,6}){15}", plain), "token ids"
-    assert not any(f'"{name}"' in told[0] for name in KEYS), "no label is a tenant"
+
+
+def test_no_label_is_a_tenant(keyed: Served):
+    ask(keyed, "amy", [user("Hello")])
+    scrape = keyed.client.request("GET", "/metrics", headers=bearing("admin")).raw.decode()
+    assert not any(f'"{name}"' in scrape for name in KEYS)
