@@ -6,6 +6,7 @@ What no request can bring about from outside is brought about by one more verb o
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,10 @@ class Faults:
             raise MemoryError("no memory, on command") if memory else RuntimeError("a fault, on command")
 
         self._runner.prefill = failing
+
+    def hang(self) -> None:
+        """The next prefill pass never ends, as where a device does not come back."""
+        self._once(self._runner, "prefill", lambda *_: threading.Event().wait())
 
     @staticmethod
     def _once(where: Any, name: str, instead: Callable[..., Any]) -> None:

@@ -1,0 +1,173 @@
+"""Bring about one fault after another in daemons of our own, and print what clients of each dialect saw of it.
+
+    faults.py
+    faults.py --only "worker killed" --only SIGTERM
+
+Each daemon is the installed `prefixd serve`, except where a fault has to be made inside the worker. Six requests are
+open in it, three dialects, streamed and whole. The table says how they ended, how long after the fault, and after how
+long the next request was answered. The exit status is 1 where a client was left without an end, or service stayed away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # daemon.py, http_client.py, faulty_daemon.py
+
+from client_bench import say
+from daemon import Daemon, metrics, until
+from fault_clients import DIALECTS, Seen, ask
+from fault_kinds import FAULTS, Fault, NotHere, Stage
+from http_client import user
+
+from protocol.model_path import EMBEDDED_MODEL
+
+ANSWER_TOKENS = 300
+BACK_SECONDS = 180.0  # in which a fault must be mended
+LATE_SECONDS = 5.0  # in which who has an open request must hear that the worker is dead
+_BEGUN_TOKENS = 60  # generated before a fault comes
+_COLUMNS = ("fault", "streams", "whole answers", "told after", "next answer after", "besides")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `bad` says what should not be."""
+
+    fault: str
+    seen: tuple[Seen, ...] = ()
+    told: tuple[float, ...] = ()
+    back: float | None = None
+    remark: str = ""
+    bad: str = ""
+
+    def cells(self) -> list[str]:
+        ended = "" if self.back is None else f"{self.back:.1f} s"
+        streams, whole = ([seen for seen in self.seen if seen.streamed is streamed] for streamed in (True, False))
+        remark = "; ".join(filter(None, (self.remark, self.bad and f"**{self.bad}**")))
+        return [self.fault, _ends(streams), _ends(whole), _span(self.told), ended, remark]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = _parser().parse_args(argv)
+    wanted = [fault for fault in FAULTS if not asked.only or any(word in fault.name for word in asked.only)]
+    rows = []
+    for fault in wanted:
+        say(f"{fault.name} ...")
+        try:
+            rows.append(play(fault, asked.model))
+        except NotHere as why:
+            rows.append(Row(fault.name, remark=f"not tried here: {why}"))
+        say(" | ".join(rows[-1].cells()))
+    print(table(rows))
+    return any(row.bad for row in rows)
+
+
+def play(fault: Fault, model: str) -> Row:
+    """One fault, in a daemon of its own."""
+    with ExitStack() as ends:
+        folder = ends.enter_context(fault.room())
+        daemon = Daemon(model, *fault.flags(folder), program=fault.program(folder))
+        ends.callback(daemon.close)
+        stage = Stage(daemon, daemon.wait_ready(), ends)
+        stage.client.chat([user("Hello")])
+        threads = ends.enter_context(ThreadPoolExecutor(len(DIALECTS) * 2))
+        seen, brought, back = _each(fault, stage) if fault.when == "each" else _all(fault, stage, threads)
+        remark = fault.after(stage)
+    told = tuple(each.ended - (brought or each.began) for each in seen)
+    return Row(fault.name, seen, told, back, remark, _bad(fault, seen, told, back))
+
+
+def _all(fault: Fault, stage: Stage, threads: ThreadPoolExecutor) -> tuple[tuple[Seen, ...], float, float | None]:
+    """Six requests at once, begun before or after the fault. What they saw, when it came, how long it lasted."""
+    if fault.when == "before":
+        fault.bring(stage)
+    url = stage.url or stage.client.url
+    asked = [
+        threads.submit(ask, url, dialect, streamed, ANSWER_TOKENS)
+        for dialect in DIALECTS
+        for streamed in (True, False)
+    ]
+    brought = time.monotonic()
+    if fault.when == "during":
+        before = metrics(stage.client)["prefixd_generated_tokens_total"]
+        begun = before + _BEGUN_TOKENS
+        until(lambda: metrics(stage.client)["prefixd_generated_tokens_total"] > begun, "all have begun")
+        brought = time.monotonic()
+        fault.bring(stage)
+    back = _next_answer(stage, brought) if fault.lives else None
+    return tuple(each.result() for each in asked), brought, back
+
+
+def _each(fault: Fault, stage: Stage) -> tuple[tuple[Seen, ...], float, float | None]:
+    """One request after the other, each with a fault of its own."""
+    seen = []
+    for dialect in DIALECTS:
+        for streamed in (True, False):
+            fault.bring(stage)
+            seen.append(ask(stage.client.url, dialect, streamed, ANSWER_TOKENS))
+    return tuple(seen), 0.0, _next_answer(stage, time.monotonic())
+
+
+def _next_answer(stage: Stage, since: float) -> float | None:
+    """The seconds until a request was answered; None if none was."""
+    while time.monotonic() < since + BACK_SECONDS:
+        if stage.is_answered():
+            return time.monotonic() - since
+        time.sleep(0.05)
+    return None
+
+
+def _bad(fault: Fault, seen: Sequence[Seen], told: Sequence[float], back: float | None) -> str:
+    """What is wrong with what was seen."""
+    silent = [each for each in seen if each.end.startswith(("hung", "stream broken off"))]
+    closed = [each for each in seen if each.end.startswith("connection")]
+    if silent or (closed and not fault.cuts):
+        return f"{len(silent) + len(closed)} clients were told nothing"
+    if fault.kills_worker and max(told) > LATE_SECONDS:
+        return f"told later than {LATE_SECONDS:g} s"
+    if fault.lives and back is None:
+        return "service did not come back"
+    return ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown."""
+    lines = [list(_COLUMNS), ["---"] * len(_COLUMNS), *(row.cells() for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _ends(seen: Sequence[Seen]) -> str:
+    """How these ended; by dialect where they differ."""
+    found: dict[str, list[str]] = {}
+    for each in seen:
+        found.setdefault(each.end, []).append(each.dialect)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(dialects)}: {end}" for end, dialects in found.items())
+
+
+def _span(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return ""
+    low, high = f"{min(seconds):.1f}", f"{max(seconds):.1f}"
+    return f"{low} s" if low == high else f"{low} to {high} s"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: the embedded one")
+    parser.add_argument(
+        "--only", action="append", metavar="WORD", help="faults whose name has this in it; repeatable"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
