@@ -60,13 +60,17 @@ def written_tokens(turn: Turn) -> int:
 
 
 def cache_report(turn: Turn) -> dict[str, Any]:
-    """Where a completed turn started from, and how long it waited; of several prompts the one served worst."""
+    """Where a completed turn started from, and how long it waited; of several prompts the one served worst.
+
+    `exact` is false if any of them started from what was computed with other numerics.
+    """
     prompt, final = min(turn.completed.items(), key=lambda item: _rank(item[1]))
     accepted = turn.accepted.get(prompt)
     return {
         "outcome": final.outcome,
         "depth": final.depth,
         "reason": final.reason,
+        "exact": all(each.exact for each in turn.completed.values()),
         "diverged_message": accepted.diverged_message if accepted else None,
         "diverged_token": accepted.diverged_token if accepted else None,
         "queue_seconds": final.queue_seconds,
@@ -83,7 +87,8 @@ def cache_line(turn: Turn) -> str | None:
             return None
         found.append(known)
     worst = min(found, key=_rank)
-    return f"{worst.outcome}; depth={worst.depth}; reason={worst.reason}"
+    inexact = "" if all(each.exact for each in found) else "; exact=no"
+    return f"{worst.outcome}; depth={worst.depth}; reason={worst.reason}{inexact}"
 
 
 def cache_comment(turn: Turn) -> bytes:

@@ -38,6 +38,7 @@ def output_components() -> dict[str, Schema]:
             outcome=word(*get_args(Outcome)),
             depth=_COUNT,
             reason=word(*get_args(Reason)),
+            exact={"type": "boolean"},
             diverged_message=_MAYBE_COUNT,
             diverged_token=_MAYBE_COUNT,
             queue_seconds=_SECONDS,

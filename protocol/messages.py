@@ -209,7 +209,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """worker -> gateway: a request has been looked up and scheduled. `depth` is the restored position."""
+    """worker -> gateway: a request has been looked up and scheduled. `depth` is the restored position.
+
+    `exact` is false where what was restored had been computed with other numerics: its bits may be others'.
+    """
 
     epoch: str
     request_id: str
@@ -218,6 +221,7 @@ class Accepted:
     reason: Reason
     diverged_message: int | None = None  # index of the client's message with the first difference
     diverged_token: int | None = None  # its token position
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +268,8 @@ class Finished:
 class Completed:
     """worker -> gateway: the last event of a request whose choices all ended. Final cache values and times.
 
-    `kept` is the deepest position of the prompt at which this request left a snapshot; 0 if it left none.
+    `kept` is the deepest position of the prompt at which this request left a snapshot; 0 if it left none. `exact` as in
+    `Accepted`.
     """
 
     epoch: str
@@ -278,6 +283,7 @@ class Completed:
     prefill_seconds: float
     decode_seconds: float
     kept: int = 0
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

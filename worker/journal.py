@@ -49,7 +49,7 @@ class Journal:
                 f" diverged_message={explanation.diverged_message} diverged_token={explanation.diverged_token}"
             )
         log.info(
-            "request=%s state=%s%s outcome=%s reason=%s depth=%d prompt_tokens=%d completion_tokens=%d "
+            "request=%s state=%s%s outcome=%s reason=%s depth=%d%s prompt_tokens=%d completion_tokens=%d "
             "committed=%s queue_s=%.3f prefill_s=%.3f decode_s=%.3f%s",
             explanation.request_id,
             explanation.state,
@@ -57,6 +57,7 @@ class Journal:
             explanation.outcome,
             explanation.reason,
             explanation.depth,
+            "" if explanation.exact else " exact=no",
             explanation.prompt_tokens,
             explanation.completion_tokens,
             ",".join(map(str, explanation.committed)) or "-",

@@ -68,6 +68,11 @@ class WorkerMetrics:
             "Prompt tokens by where their state came from",
             source=("computed", "device", "host", "disk"),
         )
+        self.inexact_hits = Counter(
+            "prefixd_inexact_hits",
+            "Requests that started from what was computed with other numerics, as foreign_numerics lets them",
+            registry=self.registry,
+        )
         self.requests = counter(
             "requests",
             "Requests by how they ended",
@@ -111,12 +116,16 @@ class WorkerMetrics:
         self.restore_seconds = histogram("restore", "Taking a snapshot into a sequence", _SHORT_SECONDS)
         self.commit_seconds = histogram("commit", "Publishing a snapshot", _SHORT_SECONDS)
 
-    def count_lookup(self, outcome: Outcome, reason: Reason, depth: int, sources: Mapping[str, int]) -> None:
+    def count_lookup(
+        self, outcome: Outcome, reason: Reason, depth: int, sources: Mapping[str, int], *, exact: bool = True
+    ) -> None:
         """One request was looked up; of `depth` tokens `sources` came from slower tiers, the rest was on the device."""
         self.lookups.labels(outcome=outcome, reason=reason).inc()
         self.cache_tokens.labels(source="device").inc(depth - sum(sources.values()))
         for source, tokens in sources.items():
             self.cache_tokens.labels(source=source).inc(tokens)
+        if not exact:
+            self.inexact_hits.inc()
 
     def count_prefill(self, request: Request) -> None:
         assert request.admitted_at is not None

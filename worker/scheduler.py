@@ -276,7 +276,9 @@ class Scheduler:
             if request is None:
                 return
             request.admitted_at = self._clock()
-            self._metrics.count_lookup(request.outcome, request.reason, request.depth, request.sources)
+            self._metrics.count_lookup(
+                request.outcome, request.reason, request.depth, request.sources, exact=request.exact
+            )
             self._metrics.queue_seconds.observe(request.admitted_at - request.arrived)
             self._tell_lookup(request)
             accepted = Accepted(
@@ -287,6 +289,7 @@ class Scheduler:
                 request.reason,
                 request.diverged_message,
                 request.diverged_token,
+                request.exact,
             )
             self._emit(request.sender, accepted)
 
@@ -420,6 +423,7 @@ class Scheduler:
                 request.generated,
                 *request.seconds(request.ended_at),
                 max(request.committed, default=0),
+                request.exact,
             )
             self._emit(request.sender, completed)
         self._metrics.count_end(request, state, cause)
