@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from protocol.control import SlotInfo
+from protocol.control import SlotInfo, StoredInfo
 from protocol.control_client import ControlClient
 from protocol.errors import WorkerUnavailable
 
@@ -28,12 +28,13 @@ class Asked(argparse.Namespace):
     json: bool
     timeout: float
     command: str
-    slot: int
+    slot: int | None
     slots: list[int]
     digest: str | None
     older: float | None
     tenant: str | None
     to: int | None
+    tier: str | None
     request_id: str
     a: str
     b: str
@@ -45,6 +46,7 @@ class Asked(argparse.Namespace):
     api: str | None
     api_key_file: Path | None
     folder: Path
+    all: bool
 
 
 def ask(client: ControlClient, kind: type[Answer], verb: str, **args: object) -> Answer:
@@ -72,6 +74,18 @@ def all_slots(client: ControlClient) -> Iterator[SlotInfo]:
         yield from parsed(list[SlotInfo], "list", page.get("slots"))
         following = page.get("next_cursor")
         cursor = following if isinstance(following, int) else None
+
+
+def all_stored(client: ControlClient, tier: str | None = None) -> Iterator[StoredInfo]:
+    """What only slower tiers have, or all that one of them has, page by page."""
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.ask("stored", cursor=cursor, limit=PAGE_SLOTS, **({} if tier is None else {"tier": tier}))
+        if not isinstance(page, dict):
+            raise WorkerUnavailable("the worker's answer to stored is not understood: is it another version?")
+        yield from parsed(list[StoredInfo], "stored", page.get("stored"))
+        following = page.get("next_cursor")
+        cursor = following if isinstance(following, str) else None
 
 
 def show(asked: Asked, data: Any, text: Callable[[], str]) -> None:

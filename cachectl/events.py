@@ -14,6 +14,7 @@ from protocol.control_client import ControlClient
 
 PERIOD_SECONDS = 0.25
 _WORDS = {"stale": "stale drop"}
+_TIER_WORDS = {"write": "to", "load": "from", "drop": "from", "fail": "to", "evict": "still in"}
 
 
 def events(client: ControlClient, asked: Asked) -> bool:
@@ -54,8 +55,15 @@ def _line(said: dict[str, Any]) -> str:
         f"slot {event.slot}" if event.slot is not None else "",
         event.digest,
         f"{event.tokens} tokens" if event.tokens else "",
+        event.part,
         event.cause,
+        _tier(event),
         f"request {event.request_id}" if event.request_id else "",
     ]
     what = _WORDS.get(event.kind, event.kind)
     return f"{clock}  {event.number:>6}  {what:<10}  " + "  ".join(part for part in parts if part)
+
+
+def _tier(event: CacheEvent) -> str:
+    """Where it happened, if that was a slower tier."""
+    return f"{_TIER_WORDS.get(event.kind, 'in')} {event.tier}" if event.tier else ""

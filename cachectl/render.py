@@ -10,6 +10,7 @@ from protocol.control import (
     Removed,
     SlotInfo,
     Stats,
+    StoredInfo,
     Transferred,
     TreeNode,
     Verifications,
@@ -17,6 +18,11 @@ from protocol.control import (
 from protocol.sizes import format_size
 
 _DEEPEST = 20  # steps that a tree goes to the right
+_STORED = {
+    "stored": "can be loaded",
+    "incomplete": "of no use: something that it extends is missing",
+    "foreign": "of no use: computed with other numerics, and foreign_numerics is off",
+}
 WATCH_HEADER = (
     f"{'snapshots':>9} {'bytes':>9} {'kv free':>9} {'running':>7} {'waiting':>7} "
     f"{'hit':>6} {'partial':>7} {'miss':>6} {'reused':>8} {'computed':>8} {'evicted':>7} {'stale':>5}"
@@ -91,8 +97,8 @@ def _states(answer: Stats) -> dict[str, str]:
 
 def _tiers(answer: Stats) -> dict[str, str]:
     shown = {
-        each.tier: f"{each.snapshots} snapshots, {format_size(each.bytes)} of {format_size(each.limit_bytes)}, "
-        f"{each.evictions} parts evicted"
+        each.tier: f"{each.snapshots} snapshots ({each.alone} not on the device), {format_size(each.bytes)} of "
+        f"{format_size(each.limit_bytes)}, {each.evictions} parts evicted"
         for each in answer.tiers
     }
     if shown:
@@ -101,8 +107,8 @@ def _tiers(answer: Stats) -> dict[str, str]:
     return shown
 
 
-def slots(rows: Iterable[SlotInfo]) -> str:
-    """One line each; tenants are told where there are any."""
+def slots(rows: Iterable[SlotInfo | StoredInfo]) -> str:
+    """One line each; tenants are told where there are any. What only slower tiers have is in no slot."""
     rows = list(rows)
     with_tenants = any(row.tenant for row in rows)
     columns = [
@@ -124,7 +130,7 @@ def slots(rows: Iterable[SlotInfo]) -> str:
         columns,
         [
             [
-                row.slot,
+                _or_dash(row.slot),
                 row.digest[:8],
                 row.kind,
                 row.state,
@@ -134,7 +140,7 @@ def slots(rows: Iterable[SlotInfo]) -> str:
                 format_size(row.total_bytes),
                 row.hits,
                 age(row.used_age_seconds),
-                _or_dash(row.parent_slot),
+                _or_dash(row.parent_slot if isinstance(row, SlotInfo) else None),
                 *([row.tenant or "-"] if with_tenants else []),
                 _flags(row),
             ]
@@ -171,18 +177,42 @@ def slot(row: SlotInfo) -> str:
     )
 
 
+def stored(row: StoredInfo) -> str:
+    """What only slower tiers have."""
+    return fields(
+        {
+            "digest": row.digest,
+            "state": _STORED[row.state],
+            "kind": row.kind,
+            "tokens": row.tokens,
+            "messages": row.messages,
+            "tenant": row.tenant or "-",
+            "own bytes": f"{format_size(row.own_bytes)} (freed if this snapshot alone goes)",
+            "total bytes": format_size(row.total_bytes),
+            "tiers": ", ".join(row.tiers),
+            "files": f"{row.name}.*",
+            "exact": "yes" if row.exact else "no: computed with other numerics",
+            "pinned": "yes" if row.pinned else "no",
+            "busy": "is being loaded" if row.busy else "no",
+            "hits": row.hits,
+            "used": f"{age(row.used_age_seconds)} ago",
+        }
+    )
+
+
 def tree(nodes: Iterable[TreeNode]) -> str:
     """Each snapshot under the one that it extends, whose tokens it begins with; very deep ones are told by PARENT."""
-    depth: dict[int | None, int] = {None: -1}
-    rows: list[TreeNode] = []
+    depth: dict[str | int | None, int] = {None: -1}
+    rows: list[tuple[int, TreeNode]] = []
     for node in nodes:
-        depth[node.slot] = depth.get(node.parent_slot, -1) + 1
-        rows.append(node)
+        at = depth.get(node.parent_name or node.parent_slot, -1) + 1
+        depth[node.name or node.slot] = at
+        rows.append((at, node))
     return table(
         ["SNAPSHOT", "PARENT", "TOKENS", "MSGS", "KIND", "HITS", "FLAGS"],
         [
             [
-                _branch(depth[node.slot]) + f"slot {node.slot} {node.digest[:8]}",
+                _branch(at) + (node.digest[:8] if node.slot is None else f"slot {node.slot} {node.digest[:8]}"),
                 _or_dash(node.parent_slot),
                 node.tokens,
                 node.messages,
@@ -190,7 +220,7 @@ def tree(nodes: Iterable[TreeNode]) -> str:
                 node.hits,
                 _flags(node),
             ]
-            for node in rows
+            for at, node in rows
         ],
     )
 
@@ -255,8 +285,10 @@ def difference(answer: Difference, name_a: str, name_b: str) -> str:
 
 def evicted(answer: Removed) -> str:
     verb = "would evict" if answer.dry_run else "evicted"
-    went = ", ".join(map(str, answer.removed)) or "nothing"
-    lines = [f"{verb} {went}: {format_size(answer.freed_bytes)} back"]
+    went = ", ".join(map(str, answer.removed)) or ("none in slots" if answer.tier_snapshots else "nothing")
+    lines = [f"{verb} {went}: {format_size(answer.freed_bytes)} back{_from_tiers(answer)}"]
+    if answer.kept:
+        lines.append(f"pinned or being loaded, left alone: {len(answer.kept)} of slower tiers")
     if answer.busy:
         lines.append(f"busy or pinned, left alone: {', '.join(map(str, answer.busy))}")
     return "\n".join(lines)
@@ -264,7 +296,16 @@ def evicted(answer: Removed) -> str:
 
 def flushed(answer: Removed) -> str:
     verb = "would flush" if answer.dry_run else "flushed"
-    return f"{verb} {len(answer.removed)}, busy {len(answer.busy)}: {format_size(answer.freed_bytes)} back"
+    back = f"{format_size(answer.freed_bytes)} back{_from_tiers(answer)}"
+    return f"{verb} {len(answer.removed)}, busy {len(answer.busy)}: {back}"
+
+
+def _from_tiers(answer: Removed) -> str:
+    """Told where there was anything."""
+    if not (answer.tier_snapshots or answer.tier_bytes):
+        return ""
+    more = f"{answer.tier_snapshots} more snapshots, " if answer.tier_snapshots else ""
+    return f"; in slower tiers {more}{format_size(answer.tier_bytes)} back"
 
 
 def transferred(answer: Transferred, verb: str) -> str:
@@ -300,9 +341,9 @@ def _outcome(answer: Stats, outcome: str) -> int:
     return sum(count for key, count in answer.lookups.items() if key.split("/")[0] == outcome)
 
 
-def _flags(row: SlotInfo | TreeNode) -> str:
+def _flags(row: SlotInfo | StoredInfo | TreeNode) -> str:
     names = [name for name, is_set in (("pinned", row.pinned), ("busy", bool(row.busy))) if is_set]
-    return " ".join([*names, *(row.tiers if isinstance(row, SlotInfo) else [])])
+    return " ".join([*names, *row.tiers])
 
 
 def _or_dash(value: int | None) -> str:

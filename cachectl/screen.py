@@ -82,6 +82,9 @@ def _fill(now: Stats, columns: int, bars: Bars) -> list[str]:
         used = now.states_total - now.states_free
         share = _share(used, now.states_total)
         shown.append(_bar_line("states", share, 0, f"{used} of {now.states_total}", columns, bars))
+    for tier in now.tiers:
+        text = f"{format_size(tier.bytes)} of {format_size(tier.limit_bytes)}, {tier.snapshots} snapshots"
+        shown.append(_bar_line(tier.tier, _share(tier.bytes, tier.limit_bytes), 0, text, columns, bars))
     shown.append(f"{'requests':<{_LABEL}}{now.requests_running} running, {now.requests_waiting} waiting")
     return shown
 

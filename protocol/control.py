@@ -6,23 +6,27 @@
 | `metrics` | | `{"text": Prometheus exposition of the worker}` |
 | `stats` | | `Stats` |
 | `list` | `cursor` (0), `limit` (100) | `{"slots": [SlotInfo], "next_cursor": int or null, "total": int}` |
-| `show` | `slot` | `SlotInfo` |
-| `tree` | | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
+| `stored` | `cursor` (""), `limit` (100), `tier` | `{"stored": [StoredInfo], ...}`, else as `list`; cursors are str |
+| `show` | `slot` or `name` | `SlotInfo` or `StoredInfo` |
+| `tree` | `stored` (false) | `{"nodes": [TreeNode]}`, each after the one it extends, siblings by length |
 | `explain` | `request_id` | `Explanation` |
 | `diff` | `a`, `b`: a slot (int) or a request id (str) each | `Difference` |
 | `recent` | `limit` (50) | `{"requests": [Explanation]}`, the last ones to arrive or end first |
 | `events` | `after` (those to come), `limit` (500) | `EventPage` |
-| `evict` | `slots` [int], `generations` ([int], one a slot), `dry_run` | `Removed` |
-| `flush` | `dry_run` | `Removed`; busy snapshots go when released |
+| `evict` | `slots` [int], `generations` ([int], one a slot), `names` [str], `tier`, `dry_run` | `Removed` |
+| `flush` | `dry_run` | `Removed`, of all tiers; busy snapshots go when released |
 | `verify` | | `Verifications` |
-| `pin` | `slot`, or `request_id` and `head` (false) | `SlotInfo` |
-| `unpin` | `slot` | `SlotInfo` |
-| `export` | `folder`, `slots` [int] | `Transferred`; the worker itself writes there |
+| `pin` | `slot` or `name`, or `request_id` and `head` (false) | `SlotInfo` or `StoredInfo` |
+| `unpin` | `slot` or `name` | `SlotInfo` or `StoredInfo` |
+| `export` | `folder`, `slots` [int], `names` [str] | `Transferred`; the worker itself writes there |
 | `import` | `folder` | `Transferred` |
 
 A slot is used again for other snapshots, and what was read of it may be out of date. So what is chosen by what was
 read goes with the generations it had: `evict` passes over slots that have been written since or are empty. `pin` of a
 request finds the deepest boundary it has reached, or the head of its conversation, by itself.
+
+What only slower tiers have is in no slot and goes by its name, which no other boundary ever has. `stored` lists that,
+or with `tier` all that this one holds, on the device too or not; `evict` with `tier` removes `names` from there alone.
 
 A refused command (unknown or busy slot, unknown request, bad args) has `error` set and no data.
 Reading never touches recency.
@@ -40,6 +44,7 @@ VERBS = (
     "metrics",
     "stats",
     "list",
+    "stored",
     "show",
     "tree",
     "explain",
@@ -83,11 +88,43 @@ class SlotInfo:
     tiers: list[str] = field(default_factory=list)  # slower ones that have it as well
 
 
+StoredState = Literal["stored", "incomplete", "foreign"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInfo:
+    """A boundary that slower tiers keep for its own sake: what nothing there extends, or where models recur, a state.
+
+    `state` is `incomplete` where something on the way to it is missing, and `foreign` where it was computed with other
+    numerics and `foreign_numerics` is off: neither can be restored.
+    """
+
+    name: str  # of its files on disk, up to the first dot
+    state: StoredState
+    digest: str  # as in `SlotInfo`
+    tenant: str
+    kind: str
+    tokens: int
+    messages: int
+    own_bytes: int  # freed if this one alone goes, in all tiers
+    total_bytes: int  # of all that it is restored from
+    pinned: bool
+    busy: int  # 1 while it is being loaded
+    hits: int  # since the worker started
+    used_age_seconds: float
+    tiers: list[str]  # that have what is its own
+    exact: bool  # False where any of it was computed with other numerics
+    slot: int | None = None  # on the device
+
+
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A snapshot in the tree. A flat list of them can be as deep as a conversation is long; nested JSON cannot."""
+    """A snapshot in the tree. A flat list of them can be as deep as a conversation is long; nested JSON cannot.
 
-    slot: int
+    Each has a slot, or else a `name` as in `StoredInfo`; so has its parent, if it has one.
+    """
+
+    slot: int | None
     parent_slot: int | None
     level: int  # forks above it: a chain stays on one level
     digest: str
@@ -97,17 +134,21 @@ class TreeNode:
     hits: int
     pinned: bool
     busy: int
+    name: str = ""
+    parent_name: str = ""
+    tiers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class TierInfo:
-    """What one slower tier holds. `snapshots` are boundaries that can be restored from it and that nothing extends."""
+    """What one slower tier holds. `snapshots` are counted as `StoredInfo` has them."""
 
     tier: str  # host or disk
     bytes: int
     limit_bytes: int
     snapshots: int
     evictions: int
+    alone: int = 0  # of `snapshots`, those that are not on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +191,10 @@ class Removed:
     busy: list[int]  # in use or pinned: left alone (evict) or going when released (flush, not pinned)
     freed_bytes: int
     dry_run: bool
-    tier_bytes: int = 0  # freed in slower tiers, which a dry run does not look at
+    tier_bytes: int = 0  # freed in slower tiers
+    tier_snapshots: int = 0  # that went and were in no slot
+    names: list[str] = field(default_factory=list)  # by which those were asked for
+    kept: list[str] = field(default_factory=list)  # names of what is pinned or being loaded: left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +267,20 @@ class Difference:
     b: Side
 
 
-EventKind = Literal["commit", "evict", "stale", "hit", "partial", "miss"]
+# Those of the second row happen in slower tiers: to parts of snapshots, but for a `load`, which makes one.
+EventKind = Literal[
+    "commit", "evict", "stale", "hit", "partial", "miss",
+    "write", "load", "drop", "fail",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
     """One thing that happened to the cache. `number` rises by one from each to the next of one epoch.
 
-    `cause` is that of an eviction or a stale drop, and the reason of a lookup that was no hit. `tokens` is the length
-    of the snapshot; of a lookup, the depth restored.
+    `cause` is that of an eviction, a drop, a failure or a stale drop, and the reason of a lookup that was no hit.
+    `tokens` is the length of the snapshot; of a lookup, the depth restored. `tier` is where it happened; of an eviction
+    the fastest tier that still has the snapshot, or "" where it is gone for good.
     """
 
     number: int
@@ -242,6 +291,8 @@ class CacheEvent:
     digest: str  # 8 hex digits
     tokens: int
     request_id: str  # of a lookup
+    tier: str = ""
+    part: str = ""  # kv or state
 
 
 @dataclass(frozen=True, slots=True)

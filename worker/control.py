@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from worker.snapshot_clearing import Clearing
 from worker.snapshot_index import Node
 from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
+from worker.tiers.stored import find_stored, list_stored, stored_info
 from worker.tiers.tiers import Tiers
 from worker.tiers.transfer import TransferRefused, export_snapshots, import_snapshots
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 _PAGE = 100
 _RECENT_REQUESTS = 50
 _EVENTS = 500  # in one answer
-_READING = ("metrics", "stats", "list", "show", "tree", "explain", "diff", "recent", "events")
+_READING = ("metrics", "stats", "list", "stored", "show", "tree", "explain", "diff", "recent", "events")
 
 
 class Refused(Exception):
@@ -86,10 +87,13 @@ class Control:
                 cursor, limit = _integer(args, "cursor", 0), _integer(args, "limit", _PAGE)
                 slots, following, total = list_slots(store, cursor, limit)
                 return {"slots": [asdict(slot) for slot in slots], "next_cursor": following, "total": total}
+            case "stored":
+                return self._stored(args)
             case "show":
-                return asdict(slot_info(store, _integer(args, "slot")))
+                return self._shown(args)
             case "tree":
-                return {"nodes": [asdict(node) for node in snapshot_tree(store)]}
+                nodes = snapshot_tree(store, stored=bool(args.get("stored", False)))
+                return {"nodes": [asdict(node) for node in nodes]}
             case "explain":
                 request_id = args.get("request_id")
                 if not isinstance(request_id, str):
@@ -121,6 +125,9 @@ class Control:
                 )
             case "flush":
                 return asdict(self._clearing.flush(dry_run=bool(args.get("dry_run", False))))
+            case "pin" | "unpin" if "name" in args:
+                store.index.pin(self._named(args), pinned=verb == "pin")
+                return self._shown(args)
             case "pin":
                 slot = self._to_pin(args)
                 self._clearing.pin(slot)
@@ -146,6 +153,10 @@ class Control:
                 raise Refused("snapshots are being written: try again in a moment")
             return import_snapshots(disk, Path(folder))
         nodes = [self._store.known(slot).node for slot in _integers(args, "slots")]
+        names = self._by_name(args)
+        if len(names) < len(set(args.get("names", []))):
+            raise Refused("some of it is not stored any more")
+        nodes += names.values()
         return export_snapshots(disk, nodes, Path(folder), recurs=self._store.states is not None)
 
     def _conversation(self, args: dict[str, Any], name: str) -> Node:
@@ -177,7 +188,63 @@ class Control:
             if len(numbers) != len(slots):
                 raise Refused("generations: must be one a slot")
             generations = dict(zip(slots, numbers, strict=True))
-        return self._clearing.evict(slots, bool(args.get("dry_run", False)), generations)
+        dry_run, tier = bool(args.get("dry_run", False)), self._tier(args)
+        named, going, kept = self._by_name(args), {}, []
+        for name, node in named.items():
+            if tier is None and node.slot is not None:
+                continue  # it has come to the device since it was chosen
+            assert self._tiers is not None, "or nothing had a name"
+            if node.pinned or self._tiers.is_busy(node):
+                kept.append(name)
+            else:
+                going[name] = node
+        if tier is None:
+            removed = self._clearing.evict(slots, dry_run, generations, list(going.values()))
+        else:
+            assert self._tiers is not None, "or it had no name either"
+            freed = self._tiers.evict(list(going.values()), dry_run=dry_run, tier=tier)
+            removed = Removed([], [], 0, dry_run, freed, len(going))
+        return replace(removed, names=list(going), kept=kept)
+
+    # What only slower tiers have
+
+    def _stored(self, args: dict[str, Any]) -> dict[str, Any]:
+        cursor, limit, tier = args.get("cursor", ""), _integer(args, "limit", _PAGE), self._tier(args)
+        if not isinstance(cursor, str):
+            raise Refused("cursor: must be a string")
+        if self._tiers is None:
+            return {"stored": [], "next_cursor": None, "total": 0}
+        rows, following, total = list_stored(self._tiers, cursor, limit, tier)
+        return {"stored": [asdict(row) for row in rows], "next_cursor": following, "total": total}
+
+    def _shown(self, args: dict[str, Any]) -> dict[str, Any]:
+        if "name" not in args:
+            return asdict(slot_info(self._store, _integer(args, "slot")))
+        node = self._named(args)
+        assert self._tiers is not None, "or nothing had a name"
+        return asdict(stored_info(self._tiers, node))
+
+    def _named(self, args: dict[str, Any]) -> Node:
+        name = args.get("name")
+        found = self._by_name({"names": [name]})
+        if not found:
+            raise Refused(f"nothing is stored under the name {name}")
+        return found[str(name)]
+
+    def _by_name(self, args: dict[str, Any]) -> dict[str, Node]:
+        """As far as they are known."""
+        names = args.get("names", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise Refused("names: must be strings")
+        return find_stored(self._tiers, names) if names and self._tiers else {}
+
+    def _tier(self, args: dict[str, Any]) -> str | None:
+        """The one that is asked about."""
+        tier = args.get("tier")
+        there = [each.ledger.tier for each in self._tiers.tiers] if self._tiers else []
+        if tier is not None and tier not in there:
+            raise Refused(f"tier: must be one of {', '.join(there)}" if there else "tier: there is none")
+        return tier
 
     def _to_pin(self, args: dict[str, Any]) -> int:
         """The slot itself, or that of what a request has left: of its head, or of the deepest boundary it reached."""

@@ -31,10 +31,13 @@ class EventLog:
         digest: bytes = b"",
         tokens: int = 0,
         request_id: str = "",
+        tier: str = "",
+        part: str = "",
     ) -> None:
         self._count += 1
         shown = digest.hex()[:DIGEST_HEX]
-        self._events.append(CacheEvent(self._count, self._clock(), kind, cause, slot, shown, tokens, request_id))
+        event = CacheEvent(self._count, self._clock(), kind, cause, slot, shown, tokens, request_id, tier, part)
+        self._events.append(event)
 
     def page(self, epoch: str, after: int | None, limit: int) -> EventPage:
         """Up to `limit` events that follow number `after`, oldest first; none of those there are if it is None."""

@@ -50,10 +50,14 @@ class Snapshot:
     absorbed: bool  # an answer, kept in idle time in case the client sends it back
     state: int | None = None
     exact: bool = True  # False where any of it was computed with other numerics
-    pinned: bool = False
     leaving: EvictionCause | None = None
     session: str = ""  # hints of clients: see `worker.retention`
     hold_seconds: float = 0.0  # of the client's mark
+
+    @property
+    def pinned(self) -> bool:
+        """Its boundary is to be kept, says the operator."""
+        return self.node.pinned
 
     @property
     def unproven(self) -> bool:

@@ -13,6 +13,7 @@ from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
 from worker.retention import Retention
 from worker.returns import standing
 from worker.slots import EvictionCause, Reservation, Snapshot
+from worker.snapshot_index import Node
 from worker.snapshots import SnapshotStore, UnknownSlot
 
 
@@ -171,51 +172,57 @@ class Clearing:
         store.index.trim()
 
     def evict(
-        self, slots: Iterable[int], dry_run: bool = False, generations: Mapping[int, int] | None = None
+        self,
+        slots: Iterable[int],
+        dry_run: bool = False,
+        generations: Mapping[int, int] | None = None,
+        alone: Collection[Node] = (),
     ) -> Removed:
         """Remove these snapshots, but not busy or pinned ones. Raises `UnknownSlot` before anything goes.
 
         `generations`, by slot, are those that the snapshots were chosen at: slots that hold others by now, or none,
-        are passed over.
+        are passed over. `alone` are boundaries that only slower tiers have; those that stay are to be left out.
         """
         table, asked = self._store.slots, dict.fromkeys(slots)
         if generations is not None:
             held = {snapshot.slot for snapshot in table.snapshots()}
             asked = {slot: None for slot in asked if slot in held and table[slot].generation == generations[slot]}
-        return self._clear([self._store.known(slot) for slot in asked], "operator", dry_run)
+        return self._clear([self._store.known(slot) for slot in asked], "operator", dry_run, alone)
 
     def flush(self, dry_run: bool = False) -> Removed:
         """Remove all but pinned snapshots; busy ones are no longer found and go when released."""
         store = self._store
         chosen = [snapshot for snapshot in store.slots.snapshots() if not snapshot.leaving]
+        kept, alone = set(store.index.pinned), set() if store.tiers is None else store.tiers.alone()
         removed = self._clear(chosen, "flush", dry_run)
         if not dry_run:
             for slot in removed.busy:
                 snapshot = store.known(slot)
                 if not snapshot.pinned:
                     store.retire(snapshot, "flush")
-            if store.tiers is not None:
-                kept = [snapshot.node for snapshot in store.slots.snapshots() if snapshot.pinned]
-                return replace(removed, tier_bytes=store.tiers.flush(kept))
-        return removed
+        if store.tiers is None:
+            return removed
+        tier_bytes = store.tiers.flush(kept, dry_run=dry_run)
+        return replace(removed, tier_bytes=tier_bytes, tier_snapshots=len(alone - kept))
 
     def pin(self, slot: int) -> None:
         """Keep this snapshot whatever is short, until `unpin`. Raises `UnknownSlot`, also for one that is going."""
         snapshot = self._store.known(slot)
         if snapshot.leaving:
             raise UnknownSlot(slot)
-        snapshot.pinned = True
+        self._store.index.pin(snapshot.node, pinned=True)
 
     def unpin(self, slot: int) -> None:
         """Raises `UnknownSlot`."""
-        self._store.known(slot).pinned = False
+        self._store.index.pin(self._store.known(slot).node, pinned=False)
 
-    def _clear(self, chosen: Sequence[Snapshot], cause: EvictionCause, dry_run: bool) -> Removed:
+    def _clear(
+        self, chosen: Sequence[Snapshot], cause: EvictionCause, dry_run: bool, alone: Collection[Node] = ()
+    ) -> Removed:
         store = self._store
         going = [snapshot for snapshot in chosen if not store.stays(snapshot)]
         busy = [snapshot.slot for snapshot in chosen if store.stays(snapshot)]
         slots = [snapshot.slot for snapshot in going]
-        tier_bytes = 0
         if dry_run:
             counts: dict[int, int] = {}
             for snapshot in going:
@@ -225,10 +232,12 @@ class Clearing:
             freed = blocks * store.block_bytes + len(going) * store.state_bytes
         else:
             freed = store.remove(slots, cause)
-            if cause == "operator" and store.tiers is not None:
-                tier_bytes = store.tiers.evict([snapshot.node for snapshot in going])
-            store.index.trim()
-        return Removed(slots, busy, freed, dry_run, tier_bytes)
+        tier_bytes = 0
+        if cause == "operator" and store.tiers is not None:
+            nodes = [*alone, *(snapshot.node for snapshot in going)]
+            tier_bytes = store.tiers.evict(nodes, dry_run=dry_run)
+        store.index.trim()
+        return Removed(slots, busy, freed, dry_run, tier_bytes, len(alone))
 
     def _candidates(self, protect: Collection[int]) -> list[Candidate]:
         store = self._store

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,13 @@ NODE_BYTES = 512  # what a node weighs besides its ids, roughly
 AbsentReason = Literal["not_kept", "evicted", "flushed", "stale", "fingerprint"]
 PartKey = tuple[Literal["host", "disk"], Literal["kv", "state"]]  # a tier, and what of a boundary it holds
 _ids = attrgetter("ids")
+
+
+def boundary_name(tenant: str, digest: bytes) -> str:
+    """The same for the same boundary; neither the tenant nor the digest can be read from it."""
+    state = blake2b(digest, digest_size=16, person=b"prefixd-file")
+    state.update(tenant.encode())
+    return state.hexdigest()
 
 
 class Node:
@@ -46,6 +54,7 @@ class Node:
         "messages",
         "parent",
         "parts",
+        "pinned",
         "queued",
         "revisited",
         "slot",
@@ -68,6 +77,7 @@ class Node:
         self.slot: int | None = None
         self.generation = 0
         self.parts: dict[PartKey, object] = {}  # in slower tiers, as `worker.tiers` has them
+        self.pinned = False  # to be kept in all the places that have it; see `SnapshotIndex.pin`
         self.absent_reason: AbsentReason = "not_kept"
         self.snapshots_below = 0  # nodes with a slot in the subtree, this one not counted
         self.hits = 0
@@ -79,6 +89,11 @@ class Node:
         self.used_at = 0.0
         self.asked_at = 0.0  # a request last started from here, or left a snapshot here
         self.queued = False  # stands in the queue of ghosts to forget
+
+    @property
+    def name(self) -> str:
+        """By which what is in no slot is asked for."""
+        return boundary_name(self.tenant, self.digest)
 
     @property
     def is_branch(self) -> bool:
@@ -140,6 +155,7 @@ class SnapshotIndex:
         self._forgettable: list[tuple[int, int, Node]] = []  # heap by last use; checked again when taken
         self.node_count = 0
         self.ghost_bytes = 0
+        self.pinned: set[Node] = set()
 
     @property
     def roots(self) -> Sequence[Node]:
@@ -216,6 +232,7 @@ class SnapshotIndex:
         if parent is None:
             self._roots[tenant] = above
         node = self._add(above, boundary, ids)
+        node.used_at = float("-inf")  # the clock may have begun later than when it was used
         self._queue(node)
         return node
 
@@ -233,8 +250,20 @@ class SnapshotIndex:
         self._count_ghost(node, 1)
         if node.slot is None:
             node.absent_reason = reason
-        if node.is_ghost and not node.children:
-            self._queue(node)
+        self._may_be_ghost(node)
+
+    def _may_be_ghost(self, node: Node) -> None:
+        """Something that was kept of it has gone."""
+        if node.is_ghost:
+            self.pin(node, pinned=False)
+            if not node.children:
+                self._queue(node)
+
+    def pin(self, node: Node, *, pinned: bool) -> None:
+        """The operator wants it kept, or no longer. A ghost cannot be, and what becomes one is not pinned any more."""
+        assert not (pinned and node.is_ghost)
+        node.pinned = pinned
+        (self.pinned.add if pinned else self.pinned.discard)(node)
 
     def _count_ghost(self, node: Node, sign: int) -> None:
         if node.is_ghost:
@@ -264,8 +293,7 @@ class SnapshotIndex:
         self._count_ghost(node, 1)
         for above in node.ancestors():
             above.snapshots_below -= 1
-        if node.is_ghost and not node.children:
-            self._queue(node)
+        self._may_be_ghost(node)
 
     def remove(self, node: Node) -> None:
         """Forget a node and all below, all of them ghosts."""

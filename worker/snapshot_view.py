@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from protocol.control import SlotInfo, TreeNode
+from worker.events import DIGEST_HEX
 from worker.retention import hold_seconds
 from worker.slots import SlotState, Snapshot
+from worker.snapshot_index import Node
 from worker.snapshots import SnapshotStore, UnknownSlot
-
-DIGEST_HEX = 8
 
 
 def slot_info(store: SnapshotStore, slot: int) -> SlotInfo:
@@ -79,35 +79,49 @@ def _snapshot_info(
     )
 
 
-def snapshot_tree(store: SnapshotStore) -> list[TreeNode]:
-    """The snapshots that the index names, each after the nearest shallower one of its conversation."""
-    slots = store.slots
-    children: dict[int | None, list[Snapshot]] = {}
-    for snapshot in sorted(slots.snapshots(), key=lambda s: (s.tokens, s.slot)):
-        if not snapshot.leaving:
-            above = snapshot.node.snapshot_above()
-            children.setdefault(above.slot if above else None, []).append(snapshot)
+def snapshot_tree(store: SnapshotStore, *, stored: bool = False) -> list[TreeNode]:
+    """The snapshots that the index names, each after the nearest shallower one of its conversation.
+
+    `stored`: among them what only slower tiers have.
+    """
+    shown = {s.node: s.slot for s in store.slots.snapshots() if not s.leaving and s.node.slot == s.slot}
+    alone = store.tiers.alone() if stored and store.tiers is not None else ()
+    children: dict[Node | None, list[Node]] = {}
+    for node in sorted((*shown, *alone), key=lambda node: (node.end, shown.get(node, len(store.slots)))):
+        above = next((each for each in node.ancestors() if each in shown or each in alone), None)
+        children.setdefault(above, []).append(node)
     nodes: list[TreeNode] = []
-    pending: list[tuple[int | None, int, Snapshot]] = [
-        (None, 0, root) for root in reversed(children.get(None, []))
-    ]
+    pending: list[tuple[Node | None, int, Node]] = [(None, 0, root) for root in reversed(children.get(None, []))]
     while pending:
-        parent_slot, level, snapshot = pending.pop()
-        node = snapshot.node
-        nodes.append(
-            TreeNode(
-                slot=snapshot.slot,
-                parent_slot=parent_slot,
-                level=level,
-                digest=node.digest.hex()[:DIGEST_HEX],
-                kind=node.kind,
-                tokens=snapshot.tokens,
-                messages=node.messages,
-                hits=node.hits,
-                pinned=snapshot.pinned,
-                busy=slots[snapshot.slot].readers,
-            )
-        )
-        below = children.get(snapshot.slot, [])
-        pending += [(snapshot.slot, level + (len(below) > 1), child) for child in reversed(below)]
+        parent, level, node = pending.pop()
+        nodes.append(_tree_node(store, node, parent, level))
+        below = children.get(node, [])
+        pending += [(node, level + (len(below) > 1), child) for child in reversed(below)]
     return nodes
+
+
+def _tree_node(store: SnapshotStore, node: Node, parent: Node | None, level: int) -> TreeNode:
+    tiers = store.tiers
+    busy = (
+        store.slots[node.slot].readers if node.slot is not None else int(tiers is not None and tiers.is_busy(node))
+    )
+    return TreeNode(
+        slot=node.slot,
+        parent_slot=parent.slot if parent else None,
+        level=level,
+        digest=node.digest.hex()[:DIGEST_HEX],
+        kind=node.kind,
+        tokens=node.end,
+        messages=node.messages,
+        hits=node.hits,
+        pinned=node.pinned,
+        busy=busy,
+        name=_name(node),
+        parent_name=_name(parent),
+        tiers=tiers.where(node) if tiers is not None else [],
+    )
+
+
+def _name(node: Node | None) -> str:
+    """Of what is in no slot."""
+    return "" if node is None or node.slot is not None else node.name

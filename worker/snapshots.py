@@ -58,10 +58,19 @@ class SlowerTiers(Protocol):
     def where(self, node: Node) -> list[str]:
         """The tiers that have all that is needed of this boundary itself."""
 
-    def evict(self, nodes: Collection[Node]) -> int:
-        """What only these boundaries need goes; returns the bytes that came free."""
+    def can_restore(self, node: Node) -> bool:
+        """Whether they have all that is needed of it and of what it extends."""
 
-    def flush(self, keep: Collection[Node]) -> int:
+    def is_busy(self, node: Node) -> bool:
+        """Whether it is being loaded."""
+
+    def alone(self) -> set[Node]:
+        """The boundaries without a snapshot that were kept there for their own sake."""
+
+    def evict(self, nodes: Collection[Node], *, dry_run: bool = False, tier: str | None = None) -> int:
+        """What only these boundaries need goes, or goes from one tier; returns the bytes that came free."""
+
+    def flush(self, keep: Collection[Node], *, dry_run: bool = False) -> int:
         """Everything goes but what these boundaries need; returns the bytes that came free."""
 
 
@@ -261,7 +270,15 @@ class SnapshotStore:
         self.slots.finish_evict(snapshot.slot)
         self.evictions[snapshot.leaving] += 1
         node = snapshot.node
-        self.events.add("evict", snapshot.leaving, slot=snapshot.slot, digest=node.digest, tokens=snapshot.tokens)
+        tiers = self.tiers.where(node) if self.tiers is not None and self.tiers.can_restore(node) else []
+        self.events.add(
+            "evict",
+            snapshot.leaving,
+            slot=snapshot.slot,
+            digest=node.digest,
+            tokens=snapshot.tokens,
+            tier=tiers[0] if tiers else "",
+        )
 
     @property
     def _free_bytes(self) -> int:

@@ -21,6 +21,7 @@ _cachectl() {
     case $previous in
         --run-dir) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
         --api-key-file | --curve-key) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --tier) mapfile -t COMPREPLY < <(compgen -W "host disk" -- "$current"); return ;;
         --api) mapfile -t COMPREPLY < <(compgen -W "chat messages responses" -- "$current"); return ;;
         --endpoint | --timeout | --digest | --older | --tenant | --to | --url | --past) return ;;
     esac
@@ -28,8 +29,10 @@ _cachectl() {
     case $command in
         "") offered="--help --run-dir --endpoint --curve-key --json --timeout
             stats list show tree explain diff evict flush verify pin unpin export import warm watch events top" ;;
-        show | pin | unpin | diff) offered="--help --json" ;;
-        evict) offered="--help --json --digest --older --tenant --to --dry-run" ;;
+        diff) offered="--help --json" ;;
+        show | pin | unpin) offered="--help --json --digest" ;;
+        evict) offered="--help --json --digest --older --tenant --to --tier --dry-run" ;;
+        export) offered="--help --json --digest --tenant --all" ;;
         flush) offered="--help --json --dry-run" ;;
         verify) offered="--help --json --wait" ;;
         events) offered="--help --json --past" ;;

@@ -14,7 +14,7 @@ _cachectl() {
     commands=(
         'stats:what is held and what happened since the worker started'
         'list:all snapshots, one a line'
-        'show:all there is to know of one slot'
+        'show:all there is to know of one snapshot'
         'tree:snapshots under those that they extend'
         'explain:why a request started where it did'
         'diff:where two stored conversations part'
@@ -45,12 +45,19 @@ _cachectl() {
         command) _describe command commands ;;
         argument)
             case ${line[1]} in
-                show | pin | unpin) _arguments '--json' '1:slot:_cachectl_slots' ;;
-                export) _arguments '--json' '1:directory:_files -/' '*:slot:_cachectl_slots' ;;
+                show | pin | unpin)
+                    _arguments '--json' '(1)--digest[the one whose digest begins like this]:digest:' \
+                        '(--digest)1:slot:_cachectl_slots' ;;
+                export)
+                    _arguments '--json' '(--tenant --all)--digest[the one whose digest begins like this]:digest:' \
+                        '(--digest --all)--tenant[all of one tenant]:tenant:' \
+                        '(--digest --tenant)--all[all that are on disk]' \
+                        '1:directory:_files -/' '*:slot:_cachectl_slots' ;;
                 import) _arguments '--json' '1:directory:_files -/' ;;
                 diff) _arguments '--json' '1:conversation:_cachectl_slots' '2:conversation:_cachectl_slots' ;;
                 evict)
                     _arguments '--json' '--dry-run[say what would go, and leave it]' \
+                        '--tier[from this tier only]:tier:(host disk)' \
                         '(--older --tenant --to *)--digest[the one whose digest begins like this]:digest:' \
                         '(--digest --tenant --to *)--older[all not used for so long]:age:' \
                         '(--digest --older --to *)--tenant[all of one tenant]:tenant:' \

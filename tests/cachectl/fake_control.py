@@ -6,7 +6,7 @@ from dataclasses import replace
 import zmq
 
 from protocol.codec import decode, encode
-from protocol.control import Difference, Explanation, Removed, Side, SlotInfo, Stats, TreeNode
+from protocol.control import Difference, Explanation, Removed, Side, SlotInfo, Stats, StoredInfo, TreeNode
 from protocol.messages import Reply
 from protocol.rundir import CONTROL_SOCKET, prepare_run_dir, socket_address
 
@@ -31,6 +31,27 @@ def slot_info(slot, parent=None, tokens=100, **changes):
         used_age_seconds=2.5,
         parent_slot=parent,
         children=0,
+    )
+    return replace(row, **changes)
+
+
+def stored_info(digest, **changes):
+    row = StoredInfo(
+        name=digest * 4,
+        state="stored",
+        digest=digest,
+        tenant="",
+        kind="message",
+        tokens=400,
+        messages=3,
+        own_bytes=1 << 20,
+        total_bytes=4 << 20,
+        pinned=False,
+        busy=0,
+        hits=0,
+        used_age_seconds=7200.0,
+        tiers=["disk"],
+        exact=True,
     )
     return replace(row, **changes)
 
@@ -94,6 +115,7 @@ class FakeWorker:
             tree_node(2, 1, level=1, busy=1),
             tree_node(3, 1, level=1, pinned=True),
         ]
+        self.stored_rows = {}
         self.page = 2
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -128,10 +150,16 @@ class FakeWorker:
         following = rows[self.page].slot if len(rows) > self.page else None
         return {"slots": rows[: self.page], "next_cursor": following, "total": len(self.slots)}
 
-    def show(self, slot):
-        return self.slots[slot]
+    def stored(self, cursor, limit, tier=None):
+        rows = [row for name, row in sorted(self.stored_rows.items()) if name >= cursor]
+        rows = [row for row in rows if (row.slot is None if tier is None else tier in row.tiers)]
+        following = rows[self.page].name if len(rows) > self.page else None
+        return {"stored": rows[: self.page], "next_cursor": following, "total": len(rows)}
 
-    def tree(self):
+    def show(self, slot=None, name=""):
+        return self.slots[slot] if name == "" else self.stored_rows[name]
+
+    def tree(self, stored):
         return {"nodes": self.nodes}
 
     def explain(self, request_id):
@@ -141,18 +169,22 @@ class FakeWorker:
         sides = {1: Side(1, "", 100, 2, 30, [80, 100]), "r1": Side(None, "", 90, 3, 20, [90])}
         return Difference(70, 60, 1, sides[a], sides[b])
 
-    def evict(self, slots, dry_run, generations=None):
+    def evict(self, slots, dry_run, generations=None, names=(), tier=None):
         rows = [self.slots[slot] for slot in slots]
         if generations is not None:
             rows = [row for row, then in zip(rows, generations, strict=True) if row.generation == then]
         gone = [row.slot for row in rows if not row.busy]
-        return Removed(gone, [row.slot for row in rows if row.busy], len(gone) << 20, dry_run)
+        kept = [name for name in names if self.stored_rows[name].pinned]
+        names = [name for name in names if name not in kept]
+        tier_bytes = sum(self.stored_rows[name].own_bytes for name in names)
+        busy = [row.slot for row in rows if row.busy]
+        return Removed(gone, busy, len(gone) << 20, dry_run, tier_bytes, len(names), names, kept)
 
     def flush(self, dry_run):
         return self.evict(list(self.slots), dry_run)
 
-    def pin(self, slot):
-        return replace(self.slots[slot], pinned=True)
+    def pin(self, slot=None, name=""):
+        return replace(self.show(slot, name), pinned=True)
 
-    def unpin(self, slot):
-        return self.slots[slot]
+    def unpin(self, slot=None, name=""):
+        return self.show(slot, name)

@@ -26,7 +26,7 @@ def test_list_pages_through_the_cursor_and_aligns(cachectl, worker):
     assert [int(row.split()[0]) for row in rows] == [1, 2, 3, *range(10, 17)]
     end = header.index("TOKENS") + len("TOKENS")
     assert all(row[end - 1].isdigit() and row[end] == " " for row in rows)
-    assert [args["cursor"] for verb, args in worker.asked] == [0, 3, 11, 13, 15]
+    assert [args["cursor"] for verb, args in worker.asked if verb == "list"] == [0, 3, 11, 13, 15]
 
 
 def test_list_tells_tenants_where_there_are_any(cachectl, worker):

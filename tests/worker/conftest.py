@@ -1,5 +1,43 @@
-"""Set before torch is imported: its threads sleep while they wait, or they take the cores from one another."""
+"""The environment is set before torch is imported: its threads sleep while they wait, or they take the cores from one
+another.
+"""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tier_rig import Start, TierRig
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a worker with a disk tier in place of the one before, which is killed."""
+    from tier_rig import TierRig
+
+    rigs: list[TierRig] = []
+
+    def begin(**options: Any) -> TierRig:
+        if rigs:
+            rigs.pop().close()
+        rigs.append(TierRig(tmp_path / "cache", **options))
+        return rigs[-1]
+
+    yield begin
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tiers copy one position a turn."""
+    monkeypatch.setattr("worker.tiers.tiers._BUSY_SHARE", 0)
+    monkeypatch.setattr("worker.tiers.tiers._BUSY_BYTES", 8)
+    monkeypatch.setattr("worker.tiers.tiers._IDLE_BYTES", 8)

@@ -195,7 +195,7 @@ def test_a_refused_request_can_be_explained():
 
 def test_a_fault_in_looking_is_told_and_one_in_changing_ends_the_loop(monkeypatch):
     rig = busy_rig()
-    monkeypatch.setattr("worker.control.snapshot_tree", lambda store: 1 / 0)
+    monkeypatch.setattr("worker.control.snapshot_tree", lambda store, stored: 1 / 0)
     assert rig.ask("tree").error == "ZeroDivisionError in the worker"
     monkeypatch.setattr(Clearing, "flush", lambda self, dry_run: 1 / 0)
     with pytest.raises(ZeroDivisionError):

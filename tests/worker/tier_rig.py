@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scheduler_rig import Rig
+from scheduler_rig import Rig, text
+from snapshot_rig import Prompt, prompt
 
 from worker.tiers.disk import DiskTier
 from worker.tiers.host import HostTier
@@ -17,6 +18,7 @@ from worker.tiers.tier import Tier
 from worker.tiers.tiers import Tiers
 
 HERE = Identity("f" * 32, "n" * 16)
+ENTRIES = [0, 12]  # of recurrent state: of models that have none, and of those that do
 
 
 class AtOnce(Executor):
@@ -104,6 +106,7 @@ class TierRig(Rig):
     def _make_tiers(self, rig: Rig) -> Tiers:
         self.disk = DiskTier(
             index=rig.store.index,
+            events=rig.store.events,
             clock=rig.clock,
             recurs=rig.store.states is not None,
             executor=AtOnce,
@@ -111,9 +114,16 @@ class TierRig(Rig):
         )
         tiers: list[Tier] = [self.disk]
         if self._host_bytes:
-            self.host = HostTier(self._host_bytes, rig.store.index, rig.clock, recurs=rig.store.states is not None)
+            self.host = HostTier(
+                self._host_bytes, rig.store.index, rig.store.events, rig.clock, recurs=rig.store.states is not None
+            )
             tiers.insert(0, self.host)
         return Tiers(rig.store, RigMemory(rig), tiers)
+
+    def check(self) -> None:
+        super().check()
+        assert folder_bytes(self.disk.folder) <= self.disk.ledger.limit
+        assert not self._host_bytes or self.host.ledger.held <= self._host_bytes
 
     def settle(self) -> None:
         """Turn until everything is idle and written, and see that the disk holds what is counted."""
@@ -142,3 +152,33 @@ class TierRig(Rig):
     def depth(self, request_id: str) -> tuple[int, str, str]:
         accepted = self.accepted(request_id)
         return accepted.depth, accepted.outcome, accepted.reason
+
+
+Start = Callable[..., TierRig]
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files of parts, those under way too."""
+    return sum(path.stat().st_size for path in folder.iterdir() if ".safetensors" in path.name)
+
+
+def chat(turns: int, who: int = 0, size: int = 9, head: int = 17) -> Prompt:
+    """A head that all share and `turns` messages."""
+    return prompt(text(1, head), *(text(100 * who + turn + 2, size) for turn in range(turns)))
+
+
+def break_file(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    match how:
+        case "flipped":
+            tensors_start = 8 + int.from_bytes(data[:8], "little")
+            data[tensors_start + 3] ^= 16
+        case "truncated":
+            del data[len(data) * 2 // 3 :]
+        case "empty":
+            data.clear()
+        case "grown":
+            data += b"\0"
+        case "header":
+            data[40] ^= 1
+    path.write_bytes(data)

@@ -4,8 +4,11 @@
     DIR/<fingerprint>/<name>.state.safetensors   the recurrent state at the boundary
     DIR/<fingerprint>/lock                       held while a worker runs
 
-A file is there whole or not at all. It is not forced to the medium: what a power cut leaves behind is found out by its
-checksum, like every other fault. All accounts are kept on the engine's thread, which alone deletes files.
+A file is renamed into place once all of it is written, so a worker that is killed leaves whole files, and one to be
+cleared. Files are not forced to the medium (no fsync): that would slow writes and reads to save what can be computed
+again. After a power cut the last half minute of writes may be missing, empty or in part zeros; the seal and the
+checksums find that out as they do every other fault, and it costs those boundaries alone. All accounts are kept on the
+engine's thread, which alone deletes files.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from protocol.errors import SettingsError
 from protocol.messages import Boundary
-from protocol.rundir import hold
+from protocol.sizes import format_size
+from worker.events import EventLog
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 from worker.snapshots import StaleCause
-from worker.tiers.ledger import Ledger, Part
+from worker.tiers.folder import delete, others_bytes, take
+from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import (
     SUFFIX,
     TEMPORARY,
@@ -51,7 +54,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG_BYTES = 256 << 20  # of host memory for what waits to be written; one part more at most
 _READERS = 4
-_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class DiskTier:
         limit: int,
         identity: Identity,
         index: SnapshotIndex,
+        events: EventLog,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -93,7 +96,7 @@ class DiskTier:
         """
         self.folder = folder / identity.fingerprint
         self.identity = identity
-        self.ledger = Ledger("disk", limit, index, self._unlink, clock, recurs=recurs)
+        self.ledger = Ledger("disk", limit, index, self._unlink, clock, events, recurs=recurs)
         self.failures: Counter[str] = Counter()
         self.refused: Counter[StaleCause] = Counter()  # files that were found by `scan` and are not used
         self.refusals: dict[str, AbsentReason] = {}
@@ -105,10 +108,13 @@ class DiskTier:
         self._foreign_numerics = foreign_numerics
         self._pending: dict[tuple[Node, PartKind], _Writing] = {}
         self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
-        self._lock = _take(folder, self.folder)
+        self._lock = take(folder, self.folder)
         self._writer = executor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
         self._readers = executor(_READERS, thread_name_prefix="disk-reader")
         self.scan()
+        others = others_bytes(folder, self.folder)
+        if others:
+            log.info("disk cache: %s hold files of other models in %s", format_size(others), folder)
 
     # What there is
 
@@ -147,6 +153,7 @@ class DiskTier:
         size = part_size(label, self.identity, tensors)
         if not self.ledger.room(size, protect):
             self.failures["no_room"] += 1
+            self.ledger.tell("fail", "no_room", node, kind)
             log.warning("disk cache: no room for %d bytes", size)
             return False
         writing = _Writing(node, kind, size, self.folder / file_name(node.tenant, node.digest, kind))
@@ -174,7 +181,9 @@ class DiskTier:
             self.ledger.promised -= writing.size
             self.backlog -= writing.size
             if error is not None:
-                self.failures[write_cause(error)] += 1
+                cause = write_cause(error)
+                self.failures[cause] += 1
+                self.ledger.tell("fail", cause, writing.node, writing.kind)
                 log.warning("disk cache: cannot write %s: %s", writing.path.name, error.strerror)
                 continue
             former = self.ledger.find(writing.node, writing.kind)
@@ -182,7 +191,7 @@ class DiskTier:
                 self.ledger.drop(former, "not_kept", replaced=True)
             self.refusals.pop(writing.path.name, None)
             if not writing.wanted or writing.node.parent is None:
-                _delete(writing.path)
+                delete(writing.path)
                 continue
             self.written_bytes += writing.size
             place = _File(writing.path, seal)
@@ -204,10 +213,10 @@ class DiskTier:
 
     # Going
 
-    def flush(self, keep: Collection[Node]) -> int:
-        """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
+    def flush(self, keep: Collection[PartOf]) -> int:
+        """Drop everything but these parts; returns the bytes that came free."""
         for writing in self._pending.values():
-            writing.wanted = writing.wanted and writing.node in keep
+            writing.wanted = writing.wanted and (writing.node, writing.kind) in keep
         self.refusals.clear()
         return self.ledger.flush(keep)
 
@@ -228,7 +237,9 @@ class DiskTier:
     def _unlink(self, part: Part) -> None:
         assert isinstance(part.place, _File)
         self.refusals.pop(part.place.path.name, None)
-        _delete(part.place.path)
+        if not delete(part.place.path):
+            self.failures["unwritable"] += 1
+            self.ledger.promised += part.size  # it still lies there
 
     # What others have left here
 
@@ -241,7 +252,7 @@ class DiskTier:
         found: dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]] = {}
         for path in sorted(self.folder.iterdir()):
             if path.name.endswith(SUFFIX + TEMPORARY):
-                _delete(path)
+                delete(path)
             elif path.name.endswith(SUFFIX) and path not in known:
                 head = self._header(path)
                 if head is not None:
@@ -268,7 +279,7 @@ class DiskTier:
             self.refused["fingerprint" if error.cause == "fingerprint" else "checksum"] += 1
             self.refusals[path.name] = "fingerprint" if error.cause == "fingerprint" else "stale"
             log.warning("disk cache: %s is not used: %s", path.name, error)
-            _delete(path)
+            delete(path)
             return None
         return found
 
@@ -291,7 +302,7 @@ class DiskTier:
         for parts in found.values():
             for path, _ in parts.values():
                 log.info("disk cache: %s extends nothing that is here", path.name)
-                _delete(path)
+                delete(path)
 
     def _adopt(self, parent: Node, kind: PartKind, path: Path, head: Found) -> Node | None:
         label = head.label
@@ -309,7 +320,7 @@ class DiskTier:
             self.refusals[path.name] = "fingerprint"
             self.refused["fingerprint"] += 1
         place = _File(path, head.seal)
-        self.ledger.add(Part(node, kind, head.size, place, self._clock() - age, foreign))
+        self.ledger.add(Part(node, kind, head.size, place, self._clock() - age, foreign), is_new=False)
         return node
 
 
@@ -326,31 +337,7 @@ def _read(place: _File, to: Tensors) -> None:
         os.utime(place.path)  # its age, for the next start
 
 
-def _take(folder: Path, ours: Path) -> IO[str]:
-    """Make a folder of our own and hold it until the returned file is closed. Raises `SettingsError`."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours.mkdir(mode=0o700, exist_ok=True)
-        if ours.stat().st_uid != os.getuid():
-            raise SettingsError(f"disk_cache: {ours} belongs to another user")
-        ours.chmod(0o700)
-        lock = open(ours / _LOCK, "a+", opener=_private)  # noqa: SIM115 (the tier keeps it)
-    except OSError as error:
-        raise SettingsError(f"disk_cache: cannot use {folder}: {error.strerror}") from error
-    hold(lock, f"disk_cache: {ours} is held by another worker")
-    return lock
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
 def _be_nice() -> None:
     """Writing is less urgent than everything else that the worker does. A thread has a priority of its own on Linux."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def _delete(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

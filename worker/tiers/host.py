@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection
 
 from torch import Tensor
 
+from worker.events import EventLog
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
-from worker.tiers.ledger import Ledger, Part
+from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import PartKind, Tensors
 from worker.tiers.tier import Reading
 
@@ -28,11 +29,12 @@ class HostTier:
         self,
         limit: int,
         index: SnapshotIndex,
+        events: EventLog,
         clock: Callable[[], float] = time.monotonic,
         *,
         recurs: bool,
     ) -> None:
-        self.ledger = Ledger("host", limit, index, lambda part: None, clock, recurs=recurs)
+        self.ledger = Ledger("host", limit, index, lambda part: None, clock, events, recurs=recurs)
         self.failures: Counter[str] = Counter()
         self.written_bytes = 0
         self._clock = clock
@@ -47,6 +49,7 @@ class HostTier:
         size = sum(map(_held_bytes, tensors.values()))
         if not self.ledger.room(size, protect):
             self.failures["no_room"] += 1
+            self.ledger.tell("fail", "no_room", node, kind)
             return False
         self.written_bytes += size
         self.ledger.add(Part(node, kind, size, tensors, self._clock()))
@@ -59,7 +62,7 @@ class HostTier:
     def drop(self, node: Node, reason: AbsentReason) -> None:
         self.ledger.drop_node(node, reason)
 
-    def flush(self, keep: Collection[Node]) -> int:
+    def flush(self, keep: Collection[PartOf]) -> int:
         return self.ledger.flush(keep)
 
     def collect(self) -> None:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from protocol.control import EventKind
+from worker.events import EventLog
 from worker.snapshot_index import AbsentReason, Node, PartKey, SnapshotIndex
 from worker.tiers.part_file import PartKind
 
 TierName = Literal["host", "disk"]
+PartOf = tuple[Node, PartKind]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +33,17 @@ class Part:
     foreign: bool = False  # computed with other numerics
 
 
+def needed_by(nodes: Collection[Node]) -> set[PartOf]:
+    """What these boundaries are restored from."""
+    needed: set[PartOf] = {(node, "state") for node in nodes}
+    return needed | {(each, "kv") for node in nodes for each in (node, *node.ancestors())}
+
+
 class Ledger:
-    """The parts of one tier. `freed` is told of each that goes, once the index no longer names it."""
+    """The parts of one tier. `freed` is told of each that goes, once the index no longer names it.
+
+    What the operator has pinned stays, and so does all that it extends.
+    """
 
     def __init__(
         self,
@@ -40,6 +52,7 @@ class Ledger:
         index: SnapshotIndex,
         freed: Callable[[Part], None],
         clock: Callable[[], float],
+        events: EventLog,
         *,
         recurs: bool,
     ) -> None:
@@ -50,16 +63,17 @@ class Ledger:
         self.promised = 0  # bytes of what is being written
         self.evictions = 0
         self.busy: Counter[Node] = Counter()  # read from now: they stay, and so does what they extend
-        self.parts: set[Part] = set()
+        self.parts: dict[Part, None] = {}  # in the order in which they came
         self._index = index
         self._freed = freed
         self._clock = clock
+        self._events = events
         self._recurs = recurs
 
     @property
-    def snapshots(self) -> int:
+    def snapshots(self) -> set[Node]:
         """Boundaries that were kept for their own sake: those with a state, or that nothing extends here."""
-        return len({p.node for p in self.parts if (p.kind == "state" if self._recurs else self._is_leaf(p.node))})
+        return {p.node for p in self.parts if (p.kind == "state" if self._recurs else self._is_leaf(p.node))}
 
     def key(self, kind: PartKind) -> PartKey:
         return self.tier, kind
@@ -68,18 +82,26 @@ class Ledger:
         part = node.parts.get(self.key(kind))
         return part if isinstance(part, Part) else None
 
-    def add(self, part: Part) -> None:
+    def add(self, part: Part, *, is_new: bool = True) -> None:
+        """`is_new`: it has just been written, and was not found here."""
         self._index.add_part(part.node, self.key(part.kind), part)
-        self.parts.add(part)
+        self.parts[part] = None
         self.held += part.size
+        if is_new:
+            self.tell("write", "", part.node, part.kind)
 
     def drop(self, part: Part, reason: AbsentReason, *, replaced: bool = False) -> None:
         """It is never found again. `replaced`: another one has taken its place already."""
         self._index.drop_part(part.node, self.key(part.kind), reason)
-        self.parts.remove(part)
+        del self.parts[part]
         self.held -= part.size
+        self.tell("drop", "replaced" if replaced else reason, part.node, part.kind)
         if not replaced:
             self._freed(part)
+
+    def tell(self, kind: EventKind, cause: str, node: Node, part: PartKind) -> None:
+        """Something happened to a part here."""
+        self._events.add(kind, cause, digest=node.digest, tokens=node.end, tier=self.tier, part=part)
 
     def drop_node(self, node: Node, reason: AbsentReason) -> None:
         for kind in ("state", "kv"):
@@ -87,11 +109,11 @@ class Ledger:
             if part is not None:
                 self.drop(part, reason)
 
-    def flush(self, keep: Collection[Node]) -> int:
-        """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
+    def flush(self, keep: Collection[PartOf]) -> int:
+        """Drop everything but these parts; returns the bytes that came free."""
         before = self.held
         for part in list(self.parts):
-            if part.node not in keep:
+            if (part.node, part.kind) not in keep:
                 self.drop(part, "flushed")
         return before - self.held
 
@@ -111,26 +133,35 @@ class Ledger:
         self._index.trim()
         return self.held + self.promised + size <= self.limit
 
-    def prune(self, node: Node, reason: AbsentReason) -> None:
-        """Let what this boundary holds for itself alone go, and what is of no use without it."""
-        state = self.find(node, "state")
-        if state is not None:
-            self.drop(state, reason)
-        above: Node | None = node
-        while above is not None and self._is_leaf(above) and above not in self.busy:
-            kv = self.find(above, "kv")
-            if (
-                kv is None
-                or self.find(above, "state") is not None
-                or (above is not node and above.slot is not None)
-            ):
-                return
-            self.drop(kv, reason)
-            above = above.parent
+    def needed_only_by(self, nodes: Collection[Node]) -> list[Part]:
+        """What these boundaries hold for themselves alone, and what is of no use without them."""
+        chosen, going = set(nodes), dict[Part, None]()
+        # The deepest first, or those would still need what is above them.
+        for node in sorted(nodes, key=lambda node: -node.end):
+            state = self.find(node, "state")
+            if state is not None and node not in self.busy:
+                going[state] = None
+            above: Node | None = node
+            while above is not None and (kv := self.find(above, "kv")) is not None:
+                if above not in chosen and (above.slot is not None or above.pinned):
+                    break
+                own_state = self.find(above, "state")
+                if above in self.busy or (own_state is not None and own_state not in going):
+                    break
+                if any(below not in going for below in self._extending(above)):
+                    break
+                going[kv] = None
+                above = above.parent
+        return list(going)
+
+    def _extending(self, node: Node) -> Iterable[object]:
+        """The keys and values here that those of a boundary are continued by."""
+        key = self.key("kv")
+        return (child.parts[key] for child in node.children.values() if key in child.parts)
 
     def _fixed(self, protect: Iterable[Node]) -> set[Node]:
         fixed: set[Node] = set()
-        for node in (*protect, *self.busy):
+        for node in (*protect, *self.busy, *self._index.pinned):
             above: Node | None = node
             while above is not None and above not in fixed:
                 fixed.add(above)
@@ -138,12 +169,12 @@ class Ledger:
         return fixed
 
     def _is_leaf(self, node: Node) -> bool:
-        return not any(self.key("kv") in child.parts for child in node.children.values())
+        return next(iter(self._extending(node)), None) is None
 
     def _victims(self, fixed: set[Node]) -> Iterable[Part]:
         """In order. Whoever takes one has dropped it before taking the next."""
         if self._recurs:
-            yield from sorted(self._inner_states(fixed), key=lambda part: self._age(part.node))
+            yield from sorted(self._inner_states(fixed), key=lambda part: self._last_use(part.node))
         leaves = [(self._rank(p.node), i, p.node) for i, p in enumerate(self.parts) if self._is_leaf(p.node)]
         heapq.heapify(leaves)
         serial = len(self.parts)
@@ -183,12 +214,13 @@ class Ledger:
     def _rank(self, leaf: Node) -> float:
         """Where models recur, a leaf without a state is of no use to anybody: it goes with what it was kept for."""
         useless = self._recurs and self.find(leaf, "state") is None
-        return float("-inf") if useless else self._age(leaf)
+        return float("-inf") if useless else self._last_use(leaf)
 
-    def _age(self, node: Node) -> float:
-        """Rises with its last use."""
-        return max(self._used_at(node), node.used_at)
+    def idle_seconds(self, node: Node) -> float | None:
+        """Since a boundary was used last; None where nothing of it is here."""
+        return self._clock() - self._last_use(node) if self._holds(node) else None
 
-    def _used_at(self, node: Node) -> float:
-        """When anything of it here was used last."""
-        return max(p.used_at for p in (self.find(node, "kv"), self.find(node, "state")) if p is not None)
+    def _last_use(self, node: Node) -> float:
+        """When anything of it was used last, here or elsewhere."""
+        parts = (self.find(node, "kv"), self.find(node, "state"))
+        return max([node.used_at, *(part.used_at for part in parts if part is not None)])

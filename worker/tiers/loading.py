@@ -60,6 +60,7 @@ class Load:
     steps: deque[_Step]
     state: Literal["open", "done", "refused", "lost"] = "open"  # refused: by a part that went for it
     loaded: list[tuple[bytes, int, int, str]] = field(default_factory=list)  # digest, start, end, tier
+    tiers: dict[str, None] = field(default_factory=dict)  # that anything came from
 
     @property
     def is_open(self) -> bool:
@@ -203,6 +204,7 @@ class Loading:
         load.steps.popleft()
         self._unpin(step)
         node, kind = step.part.node, step.part.kind
+        load.tiers[step.tier.ledger.tier] = None
         if kind == "kv":
             load.loaded.append((node.digest, node.end - step.tokens, node.end, step.tier.ledger.tier))
         assert step.reading is not None
@@ -227,6 +229,8 @@ class Loading:
                 store.index.touch(node, store.clock())
                 store.publish(reservation, node, slot, tuple(load.blocks))
                 load.state = "done"
+                tiers = ",".join(load.tiers)
+                store.events.add("load", slot=slot, digest=node.digest, tokens=node.end, tier=tiers)
                 return
         self._release(load)
 

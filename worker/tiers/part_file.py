@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from protocol.digest import DIGEST_BYTES
 from protocol.messages import Boundary, BoundaryKind
+from worker.snapshot_index import boundary_name
 
 FORMAT = "prefixd-part-1"
 SUFFIX = ".safetensors"
@@ -88,10 +89,7 @@ class Found(NamedTuple):
 
 
 def file_name(tenant: str, digest: bytes, kind: PartKind) -> str:
-    """The same for the same part; neither the tenant nor the digest can be read from it."""
-    state = blake2b(digest, digest_size=16, person=b"prefixd-file")
-    state.update(tenant.encode())
-    return f"{state.hexdigest()}.{kind}{SUFFIX}"
+    return f"{boundary_name(tenant, digest)}.{kind}{SUFFIX}"
 
 
 def part_size(label: Label, identity: Identity, tensors: Tensors) -> int:

@@ -38,7 +38,7 @@ def open_tiers(
     tiers: list[Tier] = []
     recurs = store.states is not None
     if settings.slots and settings.host_memory:
-        tiers.append(HostTier(settings.host_memory, store.index, store.clock, recurs=recurs))
+        tiers.append(HostTier(settings.host_memory, store.index, store.events, store.clock, recurs=recurs))
     if settings.slots and settings.disk_cache is not None:
         names = identity()
         log.info("numerics %s, files of %s", names.numerics, names.fingerprint)
@@ -48,6 +48,7 @@ def open_tiers(
                 settings.disk_memory,
                 names,
                 store.index,
+                store.events,
                 wake,
                 store.clock,
                 recurs=recurs,

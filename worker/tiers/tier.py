@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from worker.snapshot_index import AbsentReason, Node
-from worker.tiers.ledger import Ledger, Part
+from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import PartKind, Tensors
 
 
@@ -64,8 +64,8 @@ class Tier(Protocol):
     def drop(self, node: Node, reason: AbsentReason) -> None:
         """Nothing of a boundary is found any more."""
 
-    def flush(self, keep: Collection[Node]) -> int:
-        """Drop everything but what belongs to these boundaries; returns the bytes that came free."""
+    def flush(self, keep: Collection[PartOf]) -> int:
+        """Drop everything but these parts; returns the bytes that came free."""
 
     def collect(self) -> None:
         """Enter what has been written."""

@@ -13,6 +13,7 @@ from worker.snapshot_index import AbsentReason, Node
 from worker.snapshots import SnapshotStore
 from worker.tiers.device_memory import DeviceMemory
 from worker.tiers.disk import DiskTier
+from worker.tiers.ledger import Part, PartOf, needed_by
 from worker.tiers.loading import Load, Loading
 from worker.tiers.part_file import PartKind
 from worker.tiers.tier import Tier
@@ -151,8 +152,12 @@ class Tiers:
 
     def infos(self) -> list[TierInfo]:
         """What each holds."""
-        ledgers = [tier.ledger for tier in self.tiers]
-        return [TierInfo(each.tier, each.held, each.limit, each.snapshots, each.evictions) for each in ledgers]
+        infos = []
+        for tier in self.tiers:
+            ledger, kept = tier.ledger, tier.ledger.snapshots
+            alone = sum(node.slot is None for node in kept)
+            infos.append(TierInfo(ledger.tier, ledger.held, ledger.limit, len(kept), ledger.evictions, alone))
+        return infos
 
     def held_bytes(self) -> dict[str, int]:
         """By tier, those that there are."""
@@ -176,24 +181,78 @@ class Tiers:
 
     def where(self, node: Node) -> list[str]:
         """The tiers that hold all that is needed of this boundary itself."""
-        kind: PartKind = "kv" if self._store.states is None else "state"
-        return [tier.ledger.tier for tier in self.tiers if tier.find(node, kind) is not None]
+        return [tier.ledger.tier for tier in self.tiers if tier.find(node, self._own_kind) is not None]
 
-    def evict(self, nodes: Collection[Node]) -> int:
-        """What only these boundaries need goes from all tiers; returns the bytes that came free."""
-        self._write_behind.drop(nodes)
-        before = sum(self.held_bytes().values())
-        # The deepest first, or those would still need what is above them.
-        for node in sorted(nodes, key=lambda node: -node.end):
-            for tier in self.tiers:
-                tier.ledger.prune(node, "evicted")
-        return before - sum(self.held_bytes().values())
+    @property
+    def _own_kind(self) -> PartKind:
+        """The part that a boundary does not share with those that extend it, if its model has any such."""
+        return "kv" if self._store.states is None else "state"
 
-    def flush(self, keep: Collection[Node]) -> int:
+    def can_restore(self, node: Node) -> bool:
+        """Whether some tier has each part that is needed."""
+        has_state = self._store.states is None or self._has(node, "state")
+        return has_state and all(self._has(each, "kv") for each in (node, *node.ancestors()))
+
+    def _has(self, node: Node, kind: PartKind) -> bool:
+        return any(tier.find(node, kind) is not None for tier in self.tiers)
+
+    def is_busy(self, node: Node) -> bool:
+        """Whether it is being loaded."""
+        return any(node in tier.ledger.busy for tier in self.tiers)
+
+    def snapshots(self, tier: str | None = None) -> set[Node]:
+        """Boundaries that were kept for their own sake, in a tier or in any."""
+        return {node for each in self.tiers if tier in (None, each.ledger.tier) for node in each.ledger.snapshots}
+
+    def alone(self) -> set[Node]:
+        """Of these, those that are no longer on the device."""
+        return {node for node in self.snapshots() if node.slot is None}
+
+    def parts_of(self, node: Node) -> list[Part] | None:
+        """All that it would be restored from, whether it may be or not; None where something is missing."""
+        wanted: list[PartOf] = [(each, "kv") for each in (node, *node.ancestors())]
+        if self._store.states is not None:
+            wanted.append((node, "state"))
+        parts: list[Part] = []
+        for each, kind in wanted:
+            found = (tier.find(each, kind) or tier.ledger.find(each, kind) for tier in self.tiers)
+            part = next((part for part in found if part is not None), None)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def holding(self, node: Node) -> list[str]:
+        """As `where`, whether it may be used or not."""
+        kind = self._own_kind
+        return [tier.ledger.tier for tier in self.tiers if tier.ledger.find(node, kind) is not None]
+
+    def idle_seconds(self, node: Node) -> float:
+        """Since any of it was used last, in a tier or on the device."""
+        ages = [tier.ledger.idle_seconds(node) for tier in self.tiers]
+        return min(age for age in ages if age is not None)
+
+    def evict(self, nodes: Collection[Node], *, dry_run: bool = False, tier: str | None = None) -> int:
+        """What only these boundaries need goes from all tiers, or from one; returns the bytes that came free."""
+        if not dry_run and tier is None:
+            self._write_behind.drop(nodes)
+        freed = 0
+        for each in self.tiers:
+            if tier in (None, each.ledger.tier):
+                for part in each.ledger.needed_only_by(nodes):
+                    freed += part.size
+                    if not dry_run:
+                        each.ledger.drop(part, "evicted")
+        return freed
+
+    def flush(self, keep: Collection[Node], *, dry_run: bool = False) -> int:
         """Everything goes but what these boundaries need; returns the bytes that came free."""
+        needed = needed_by(keep)
+        if dry_run:
+            parts = (part for tier in self.tiers for part in tier.ledger.parts)
+            return sum(part.size for part in parts if (part.node, part.kind) not in needed)
         self._loading.abandon()
-        needed = {above for node in keep for above in (node, *node.ancestors())}
-        self._write_behind.drop([node for node in self._write_behind.waiting if node not in needed])
+        self._write_behind.drop([node for node in self._write_behind.waiting if node not in keep])
         return sum(tier.flush(needed) for tier in self.tiers)
 
 

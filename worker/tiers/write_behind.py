@@ -111,6 +111,7 @@ class WriteBehind:
             snapshot = self._snapshot(node)
             if snapshot is None:
                 self.failures["gone"] += 1
+                self._store.events.add("fail", "gone", digest=node.digest, tokens=node.end)
                 continue
             path = [*reversed(list(node.ancestors())), node]
             missing: deque[tuple[Node, PartKind]] = deque((n, "kv") for n in path if self._lacking(n, "kv"))
@@ -137,8 +138,11 @@ class WriteBehind:
         """A part is complete: give it to those who lack it. Where one has no room, it gets nothing of what follows."""
         node, kind = copy.missing.popleft()
         for tier in self._lacking(node, kind):
-            if not self._extends(tier, node, kind) or not tier.put(node, kind, copy.part, copy.path):
+            if not self._extends(tier, node, kind):
                 self.failures["no_room"] += 1
+                tier.ledger.tell("fail", "no_room", node, kind)
+            else:
+                tier.put(node, kind, copy.part, copy.path)
         copy.part, copy.done = {}, 0
         if not copy.missing:
             self._end()

@@ -1,0 +1,91 @@
+"""Files of the disk tier that are not as they were, or cannot be written: each costs its own boundary, and says why."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from tier_rig import ENTRIES, Start, break_file, chat
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+@pytest.mark.parametrize("how", ["flipped", "truncated", "empty", "grown", "header"])
+def test_a_broken_file_costs_its_own_boundary_only(start: Start, entries: int, how: str):
+    rig = start(entries=entries)
+    for turns in range(1, 4):
+        rig.serve(chat(turns))
+    rig.settle()
+    (part,) = (p for p in rig.disk.ledger.parts if p.node.end == chat(3).last.end and p.kind != "state")
+    break_file(part.place.path, how)
+    rig = start(entries=entries)
+    request = rig.serve(chat(4))
+    assert rig.depth(request) == (chat(2).last.end, "partial", "stale")
+    rig.assert_answered(request)
+    assert rig.store.stale_drops["checksum"] == 1
+    rig.settle()
+    again = rig.serve(chat(5))
+    assert rig.depth(again) == (chat(4).last.end, "hit", "none")
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_a_file_that_breaks_while_the_worker_runs(start: Start, entries: int):
+    """One in the middle of what is needed: nothing deeper can be had, and what lies above it can."""
+    rig = start(entries=entries)
+    for turns in range(1, 5):
+        rig.serve(chat(turns))
+    rig.settle()
+    rig = start(entries=entries)
+    (part,) = (p for p in rig.disk.ledger.parts if p.node.end == chat(3).last.end and p.kind == "kv")
+    part.place.path.unlink()
+    request = rig.serve(chat(5))
+    assert rig.depth(request) == (chat(2).last.end, "partial", "stale")
+    assert rig.store.stale_drops["checksum"] == 1
+    assert rig.tiers.failures()["unreadable"] == 1
+    rig.assert_answered(request)
+    rig.settle()
+
+
+def test_what_a_killed_worker_leaves_is_cleared(start: Start):
+    rig = start()
+    for turns in (1, 2, 3):
+        rig.serve(chat(turns))
+    rig.settle()
+    paths = {part.node.end: part.place.path for part in rig.disk.ledger.parts}
+    paths[chat(1).last.end].unlink()
+    half = paths[chat(2).last.end]
+    half.with_name(half.name + ".tmp").write_bytes(half.read_bytes()[:50])
+    (rig.disk.folder / "notes.txt").write_text("not ours")
+    rig = start()
+    rig.check_disk()
+    assert [part.node.end for part in rig.disk.ledger.parts] == [17]
+    assert (rig.disk.folder / "notes.txt").exists()
+
+
+def test_a_full_disk_costs_what_could_not_be_written(start: Start, monkeypatch: pytest.MonkeyPatch):
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rig = start()
+    rig.serve(chat(1))
+    rig.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.tiers.part_file.os.replace", full)
+        rig.assert_answered(rig.serve(chat(2)))
+        rig.settle()
+    assert rig.tiers.failures()["disk_full"] == 1
+    rig.assert_answered(rig.serve(chat(3)))
+    rig.settle()
+    rig = start()
+    assert rig.depth(rig.serve(chat(4))) == (chat(3).last.end, "hit", "none")
+    assert not any(rig.store.stale_drops.values())
+
+
+def test_a_hit_that_was_proved_wrong_is_not_found_on_disk_either(start: Start):
+    rig = start(verify_hits=1.0)
+    rig.serve(chat(2))
+    rig.settle()
+    (snapshot,) = (s for s in rig.store.slots.snapshots() if s.node.end == chat(2).last.end)
+    rig.scheduler.background._clearing.distrust("", chat(2).ids, chat(2).boundaries)
+    rig.settle()
+    assert snapshot.leaving
+    assert rig.accepted(rig.serve(chat(2))).depth == chat(1).last.end

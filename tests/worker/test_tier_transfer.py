@@ -1,0 +1,72 @@
+"""Snapshots that an operator takes from one worker to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scheduler_rig import Rig
+from tier_rig import ENTRIES, HERE, Start, TierRig, chat
+
+from worker.tiers.part_file import Identity
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_exported_snapshots_hit_elsewhere(start: Start, tmp_path: Path, entries: int):
+    rig = start(entries=entries)
+    for who in (1, 2):
+        rig.serve(chat(3, who=who))
+    rig.settle()
+    (slot,) = (s.slot for s in rig.store.slots.snapshots() if s.node.end == chat(3).last.end and s.slot == 1)
+    away = tmp_path / "away"
+    written = rig.ask("export", folder=str(away), slots=[slot]).data
+    assert written["files"] == len(list(away.iterdir())) == (5 if entries else 4)
+    assert away.stat().st_mode & 0o777 == 0o700
+    (away / "broken.kv.safetensors").write_bytes(b"nothing")
+    elsewhere = TierRig(tmp_path / "other", entries=entries)
+    try:
+        taken = elsewhere.ask("import", folder=str(away)).data
+        assert (taken["files"], taken["bytes"]) == (written["files"], written["bytes"])
+        assert taken["refused"] == {"checksum": 1}
+        assert elsewhere.ask("import", folder=str(away)).data["refused"] == {
+            "checksum": 1,
+            "known": taken["files"],
+        }
+        elsewhere.settle()
+        depths = sorted(elsewhere.accepted(elsewhere.serve(chat(4, who=who))).depth for who in (1, 2))
+        assert depths == [17 if not entries else 0, chat(3).last.end]
+        elsewhere.settle()
+    finally:
+        elsewhere.close()
+
+
+def test_what_does_not_fit_is_not_imported(start: Start, tmp_path: Path):
+    rig = start()
+    rig.serve(chat(2))
+    rig.settle()
+    slots = [s.slot for s in rig.store.slots.snapshots()]
+    rig.ask("export", folder=str(tmp_path / "away"), slots=slots)
+    for identity in (Identity("e" * 32, HERE.numerics), Identity(HERE.fingerprint, "m" * 16)):
+        other = TierRig(tmp_path / "other", identity=identity)
+        try:
+            assert other.ask("import", folder=str(tmp_path / "away")).data["refused"] == {"fingerprint": 3}
+            assert not other.disk.ledger.parts
+        finally:
+            other.close()
+
+
+def test_what_cannot_be_exported_is_said(start: Start, tmp_path: Path):
+    rig = start()
+    rig.disk._writer.is_held = True
+    rig.serve(chat(2))
+    rig.turns(10)
+    assert "is not on disk, or not yet" in rig.ask("export", folder=str(tmp_path / "away"), slots=[0]).error
+    assert "are being written" in rig.ask("import", folder=str(tmp_path)).error
+    rig.disk._writer.let_go()
+    rig.settle()
+    assert "cannot read" in rig.ask("import", folder=str(tmp_path / "nowhere")).error
+    (tmp_path / "file").touch()
+    assert "cannot write to" in rig.ask("export", folder=str(tmp_path / "file"), slots=[0]).error
+    assert rig.ask("export", folder="here", slots=[0]).error == "folder: must be an absolute path"
+    assert rig.ask("export", folder="/", slots=[99]).error == "slot 99 holds no snapshot"
+    assert "needs a disk cache" in Rig().ask("import", folder="/").error
