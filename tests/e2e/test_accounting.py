@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
-from chat_model import words
+from chat_model import END_ID, words
 from conftest import Served
 from daemon import metrics
 from http_client import Answer, cache_header, system, user
 
 COMPUTED, DEVICE = (f"prefixd_cache_tokens_total{{source={source}}}" for source in ("computed", "device"))
+GENERATED = "prefixd_generated_tokens_total"
 
 
 def lookups(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -58,6 +60,75 @@ def test_header_usage_metrics_and_cachectl_agree(served: Served):
     check_agreement(served, served.client.chat([head, user("first")], cache_prompt=False), before)
     before = metrics(served.client)
     check_agreement(served, served.client.complete(words("plain", 1200)), before)
+
+
+ASKED = [system(words("every kind", 40)), user("Tell me.")]
+DIALECTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": ASKED, "max_tokens": 8, "stream_options": {"include_usage": True}},
+    "/v1/completions": {"prompt": words("every", 600), "max_tokens": 8, "stream_options": {"include_usage": True}},
+    "/v1/responses": {"input": ASKED, "max_output_tokens": 8},
+    "/v1/messages": {"messages": ASKED[1:], "system": ASKED[0]["content"], "max_tokens": 8},
+}
+PLURAL, ALL = list(DIALECTS)[:2], list(DIALECTS)
+KINDS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "cut by its length": (ALL, {}),
+    "empty": (ALL, {"logit_bias": {str(END_ID): 100}}),
+    "ended by a stop string": (PLURAL, {"stop": list("aeiou"), "max_tokens": 60}),
+    "ended by a stop sequence": (["/v1/messages"], {"stop_sequences": list("aeiou"), "max_tokens": 60}),
+    "several": (PLURAL, {"n": 3, "temperature": 1, "seed": 7}),
+    "silent": (["/v1/messages"], {"max_tokens": 0}),
+    "uncached": (ALL, {"cache_prompt": False}),
+}
+
+
+def told_of(raw: bytes) -> tuple[int, int, int]:
+    """Tokens of the prompt, of these the cached ones, and of the answer: whole, or as its stream said last."""
+    lines = raw.decode().splitlines() if raw.startswith((b"data: ", b"event: ")) else ["data: " + raw.decode()]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    told = [event.get("usage") or event.get("response", {}).get("usage") for event in events]
+    usage = next(filter(None, reversed(told)))
+    if "prompt_tokens" in usage:
+        details, prompt, output = (
+            usage["prompt_tokens_details"],
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+        )
+        return prompt, details["cached_tokens"], output
+    if "input_tokens_details" in usage:
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"]
+    cached = usage["cache_read_input_tokens"]
+    return usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached, cached, usage["output_tokens"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_answer_is_accounted_for_in_every_dialect(kind: str, served: Served):
+    paths, fields = KINDS[kind]
+    for path, stream in product(paths, (False, True)):
+        before = metrics(served.client)
+        body = {"temperature": 0, **DIALECTS[path], **fields, "stream": stream}
+        answer = served.client.request("POST", path, body)
+        assert answer.status == 200, answer.raw
+        served.daemon.wait_idle()
+        after = metrics(served.client)
+        explained = served.daemon.ask("explain", request_id=answer.request_id)
+        prompt, cached, output = told_of(answer.raw)
+        assert (explained["prompt_tokens"], explained["depth"]) == (prompt, cached)
+        assert explained["completion_tokens"] == output > 0
+        gained = [after[name] - before[name] for name in (COMPUTED, DEVICE, GENERATED)]
+        assert gained == [prompt - cached, cached, output]
+
+
+def test_an_answer_that_was_hung_up_on_is_accounted_for(served: Served):
+    before = metrics(served.client)
+    with served.client.stream(ASKED, max_tokens=15_000, ignore_eos=True) as stream:
+        stream.take_text(3)
+        name = stream.headers["x-request-id"]
+    served.daemon.wait_idle()
+    after = metrics(served.client)
+    explained = served.daemon.ask("explain", request_id=name)
+    assert explained["state"] == "cancelled"
+    gained = [after[name] - before[name] for name in (COMPUTED, DEVICE, GENERATED)]
+    assert gained == [explained["prompt_tokens"], 0, explained["completion_tokens"]]
 
 
 def test_cached_tokens_are_a_number_in_every_form(served: Served):
