@@ -125,6 +125,20 @@ def test_both_write_to_one_run_directory_that_is_theirs_alone(name):
     assert re.search(rf"^u {unit['User'][0]} ", (SYSTEMD / "sysusers.conf").read_text(), re.MULTILINE)
 
 
+def test_snapshots_on_disk_lie_where_the_worker_may_write_and_nobody_else_may_look(tmp_path):
+    unit = directives("prefixd-worker.service")
+    example = (SYSTEMD / "prefixd.toml").read_text()
+    shown = re.findall(r"^# ((?:disk|host)_\w+ = .*)$", example, re.MULTILINE)
+    (tmp_path / "all.toml").write_text("\n".join(shown))
+    kind = process_settings()["worker"]
+    settings = load_settings(kind, ["--config", str(tmp_path / "all.toml")], "test", "test")
+    assert settings.disk_cache.parent == Path("/var/cache") / unit["CacheDirectory"][0]
+    assert settings.disk_memory == kind().disk_memory
+    assert settings.host_memory > 0
+    assert unit["CacheDirectoryMode"] == ["0700"]
+    assert unit["UMask"] == ["0077"]
+
+
 @pytest.mark.parametrize("process", sorted(process_settings()))
 def test_the_example_settings_are_accepted(process):
     settings = load_settings(
