@@ -16,6 +16,7 @@ from served import Served
 from gateway.api_keys import ApiKeys
 from gateway.app import _build_app, build_metrics_runner
 from gateway.config import GatewaySettings
+from gateway.openapi import description
 from gateway.prompts import PromptMaker
 from gateway.tokenizer import PromptTokenizer
 from protocol.errors import RequestError, SettingsError
@@ -185,6 +186,18 @@ async def test_whether_there_is_a_server_shows_without_a_key(served: Served, pat
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x", "/openapi.json", "/metrics", "/nothing"])
 async def test_nothing_else_does(served: Served, path):
     assert (await served.http.get(served.url + path)).status == 401
+
+
+async def test_the_description_tells_where_a_key_is_wanted(served: Served):
+    for path, methods in description()["paths"].items():
+        for method, operation in methods.items():
+            for key, status in (("nobody", 401), (ADMIN if path != "/metrics" else A, 403)):
+                headers = {"x-api-key": key}
+                response = await served.http.request(
+                    method, served.url + path.replace("{id}", "x"), json={}, headers=headers
+                )
+                assert response.status == (200 if operation.get("security") == [] else status)
+                assert str(response.status) in operation["responses"]
 
 
 async def test_metrics_are_for_admins_and_nothing_else_is(served: Served):
