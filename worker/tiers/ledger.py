@@ -6,7 +6,6 @@ there stay with what was built on them. Then leaves, by when they were last used
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from typing import Any, Literal
 from protocol.control import EventKind
 from worker.events import EventLog
 from worker.snapshot_index import AbsentReason, Node, PartKey, SnapshotIndex
+from worker.tiers.order import Order
 from worker.tiers.part_file import PartKind
 
 TierName = Literal["host", "disk"]
 PartOf = tuple[Node, PartKind]
+_KINDS: tuple[PartKind, ...] = ("state", "kv")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +70,9 @@ class Ledger:
         self._clock = clock
         self._events = events
         self._recurs = recurs
-
-    @property
-    def snapshots(self) -> set[Node]:
-        """Boundaries that were kept for their own sake: those with a state, or that nothing extends here."""
-        return {p.node for p in self.parts if (p.kind == "state" if self._recurs else self._is_leaf(p.node))}
+        # Boundaries that were kept for their own sake: those with a state, or that nothing extends here.
+        self.snapshots: set[Node] = set()
+        self._order = Order(self._has, self._is_leaf, self._last_use, recurs=recurs)
 
     def key(self, kind: PartKind) -> PartKey:
         return self.tier, kind
@@ -87,6 +86,8 @@ class Ledger:
         self._index.add_part(part.node, self.key(part.kind), part)
         self.parts[part] = None
         self.held += part.size
+        self._order.added(part.node, part.kind)
+        self._note_snapshots(part.node)
         if is_new:
             self.tell("write", "", part.node, part.kind)
 
@@ -95,6 +96,8 @@ class Ledger:
         self._index.drop_part(part.node, self.key(part.kind), reason)
         del self.parts[part]
         self.held -= part.size
+        self._order.dropped(part.node, part.kind)
+        self._note_snapshots(part.node)
         self.tell("drop", "replaced" if replaced else reason, part.node, part.kind)
         if not replaced:
             self._freed(part)
@@ -104,10 +107,8 @@ class Ledger:
         self._events.add(kind, cause, digest=node.digest, tokens=node.end, tier=self.tier, part=part)
 
     def drop_node(self, node: Node, reason: AbsentReason) -> None:
-        for kind in ("state", "kv"):
-            part = self.find(node, kind)
-            if part is not None:
-                self.drop(part, reason)
+        for part in list(self._parts_of(node)):
+            self.drop(part, reason)
 
     def flush(self, keep: Collection[PartOf]) -> int:
         """Drop everything but these parts; returns the bytes that came free."""
@@ -123,7 +124,8 @@ class Ledger:
         if short <= 0:
             return True
         fixed = self._fixed(protect)
-        if short > sum(part.size for part in self.parts if part.node not in fixed):
+        stays = sum(part.size for node in fixed for part in self._parts_of(node))
+        if short > self.held - stays:
             return False
         for victim in self._victims(fixed):
             if self.held + self.promised + size <= self.limit:
@@ -173,54 +175,32 @@ class Ledger:
 
     def _victims(self, fixed: set[Node]) -> Iterable[Part]:
         """In order. Whoever takes one has dropped it before taking the next."""
+        self._order.tidy(len(self.parts))
         if self._recurs:
-            yield from sorted(self._inner_states(fixed), key=lambda part: self._last_use(part.node))
-        leaves = [(self._rank(p.node), i, p.node) for i, p in enumerate(self.parts) if self._is_leaf(p.node)]
-        heapq.heapify(leaves)
-        serial = len(self.parts)
-        while leaves:
-            _, _, node = heapq.heappop(leaves)
-            if node in fixed:
-                continue
-            for kind in ("state", "kv"):
-                part = self.find(node, kind)
-                if part is not None:
-                    yield part
-            parent = node.parent
-            if parent is not None and self._holds(parent) and self._is_leaf(parent):
-                serial += 1
-                heapq.heappush(leaves, (self._rank(parent), serial, parent))
+            for node in self._order.inner_states(fixed):
+                yield from self._parts_of(node, "state")
+        for node in self._order.leaves(fixed):
+            yield from self._parts_of(node)
 
-    def _inner_states(self, fixed: set[Node]) -> list[Part]:
-        states = [part for part in self.parts if part.kind == "state"]
-        inner: set[Node] = set()
-        for part in states:
-            above = part.node.parent
-            while above is not None and above not in inner:
-                inner.add(above)
-                above = above.parent
-        return [
-            part
-            for part in states
-            if part.node in inner
-            and part.node not in fixed
-            and part.node.kind != "head"
-            and not part.node.is_branch
-        ]
+    def _parts_of(self, node: Node, *kinds: PartKind) -> Iterable[Part]:
+        """Of all kinds, unless some are named; the state first."""
+        found = (self.find(node, kind) for kind in (kinds or _KINDS))
+        return (part for part in found if part is not None)
 
-    def _holds(self, node: Node) -> bool:
-        return any(self.find(node, kind) is not None for kind in ("kv", "state"))
+    def _note_snapshots(self, changed: Node) -> None:
+        """Whether a boundary, and the one before it, are kept for their own sake now."""
+        for node in (changed, changed.parent):
+            if node is not None:
+                own = self._has(node, "state") if self._recurs else self._has(node, "kv") and self._is_leaf(node)
+                (self.snapshots.add if own else self.snapshots.discard)(node)
 
-    def _rank(self, leaf: Node) -> float:
-        """Where models recur, a leaf without a state is of no use to anybody: it goes with what it was kept for."""
-        useless = self._recurs and self.find(leaf, "state") is None
-        return float("-inf") if useless else self._last_use(leaf)
+    def _has(self, node: Node, kind: PartKind) -> bool:
+        return self.key(kind) in node.parts
 
     def idle_seconds(self, node: Node) -> float | None:
         """Since a boundary was used last; None where nothing of it is here."""
-        return self._clock() - self._last_use(node) if self._holds(node) else None
+        return self._clock() - self._last_use(node) if any(self._parts_of(node)) else None
 
     def _last_use(self, node: Node) -> float:
         """When anything of it was used last, here or elsewhere."""
-        parts = (self.find(node, "kv"), self.find(node, "state"))
-        return max([node.used_at, *(part.used_at for part in parts if part is not None)])
+        return max([node.used_at, *(part.used_at for part in self._parts_of(node))])
