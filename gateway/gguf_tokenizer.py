@@ -32,17 +32,36 @@ _GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
-_GPT2, _DIGITS_GPT2 = "gpt-2", "digits"
-_PRE: dict[str, str] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
-    "qwen35": _QWEN35,
-    "tekken": _TEKKEN,
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+_DIGIT = r"\p{N}"
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES.partition('|')[2]}"
+_SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)
+_UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")  # for files older than the words
+
+# Each word's splits, one after the other.
+_PRE: dict[str, tuple[str, ...]] = {
+    "default": _UNNAMED,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "trillion", "a.x-4.0"), (_GPT2,)),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (_DIGIT, _GPT2)
+    ),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), (_QWEN2,)),
+    "qwen35": (_QWEN35,),
+    "tekken": (_TEKKEN,),
+    "seed-coder": (_SEED,),
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
 }
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # words of the vocabulary skip the merges
+# Words of the vocabulary skip the merges; plain text begins with BOS where the file does not say.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
 _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")  # their tokenizers compose characters (NFC) first
 
 
@@ -73,11 +92,11 @@ def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
 
 
 def _byte_level(metadata: dict[str, Any]) -> Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = _pre(metadata)
     if pre not in _PRE:
         raise SettingsError(f"model: GGUF pre-tokenizer {pre!r} is not supported; known: {', '.join(_PRE)}")
     vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in _listed(metadata, "merges")]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
     tokenizer.pre_tokenizer = _pre_tokenizer(_PRE[pre])
     if pre in _COMPOSED:
@@ -86,24 +105,31 @@ def _byte_level(metadata: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if split == _GPT2:
-        return plain
-    if split == _DIGITS_GPT2:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def _listed(metadata: dict[str, Any], name: str) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(value, list):
+        raise SettingsError(f"model: the GGUF file lacks tokenizer.ggml.{name}")
+    return value
+
+
+def _pre(metadata: dict[str, Any]) -> Any:
+    return metadata.get("tokenizer.ggml.pre", "default")
+
+
+def _pre_tokenizer(splits: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
+    steps = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if split == _DIGIT
+        else pre_tokenizers.Split(Regex(split), behavior="isolated")
+        for split in splits
+    ]
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _sentencepiece(metadata: dict[str, Any]) -> Tokenizer:
     """A SentencePiece BPE model. GGUF keeps scores instead of merges: the better score merges first."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    scores: list[float] = metadata["tokenizer.ggml.scores"]
+    scores: list[float] = _listed(metadata, "scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges: list[tuple[float, tuple[str, str]]] = []
     for token, score in zip(tokens, scores, strict=True):
@@ -125,8 +151,9 @@ def _sentencepiece(metadata: dict[str, Any]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefix = "first" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
+    # The blank is put before any text that stands at the start or behind an added token, also before one that it has.
+    prefix = [normalizers.Prepend("▁")] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -137,7 +164,8 @@ def _add_ends(tokenizer: Tokenizer, metadata: dict[str, Any], kind: str) -> None
     """Make plain encoding add the tokens that the metadata say it adds."""
     tokens = metadata["tokenizer.ggml.tokens"]
     bos, eos = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.eos_token_id")
-    add_bos = bos is not None and metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    usual = kind == "llama" or _pre(metadata) in _WHOLE_WORDS
+    add_bos = bos is not None and metadata.get("tokenizer.ggml.add_bos_token", usual)
     add_eos = eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False)
     if not (add_bos or add_eos):
         return

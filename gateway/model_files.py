@@ -5,16 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from gateway.gguf_metadata import read_metadata
 from gateway.gguf_tokenizer import build_tokenizer
 from protocol.errors import SettingsError
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,8 @@ def load_model_files(path: Path, chat_template: Path | None = None) -> ModelFile
         raise SettingsError(f"model: {path} is neither a directory nor a .gguf file")
     if chat_template is None:
         return files
-    try:
-        template = chat_template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"chat_template: cannot read {chat_template}: {error}") from error
-    return ModelFiles(files.tokenizer, {"default": template}, files.special_tokens, files.end_token_ids)
+    templates = {"default": _text(chat_template)}
+    return ModelFiles(files.tokenizer, templates, files.special_tokens, files.end_token_ids)
 
 
 def _from_gguf(path: Path) -> ModelFiles:
@@ -68,12 +67,13 @@ def _from_gguf(path: Path) -> ModelFiles:
 def _from_directory(path: Path) -> ModelFiles:
     tokenizer = _tokenizer_json(path)
     config = _json(path / "tokenizer_config.json")
-    special = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            special[name] = text
+    special = {
+        name: text
+        for source in (_json(path / "special_tokens_map.json"), config)  # the first is the older place
+        for name in _SPECIAL_NAMES
+        if (text := _token_text(source.get(name))) is not None
+    }
+    _add_declared(tokenizer, config, special)
     generation, model = _json(path / "generation_config.json"), _json(path / "config.json")
     named = generation.get("eos_token_id", model.get("eos_token_id"))
     ends = {end for end in (named if isinstance(named, list) else [named]) if isinstance(end, int)}
@@ -95,19 +95,56 @@ def _tokenizer_json(path: Path) -> Tokenizer:
     raise SettingsError(f"model: {path} has no tokenizer.json")
 
 
+def _token_text(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) and text else None
+
+
+def _add_declared(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
+    """Add the tokens that only the configuration says are added, where they have ids: else their text is cut up."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    declared = config.get("added_tokens_decoder")
+    listed = declared.items() if isinstance(declared, dict) else ()
+    for token_id, token in sorted(((int(k), v) for k, v in listed if k.isdecimal()), key=itemgetter(0)):
+        text = _token_text(token)
+        if text is None or text in known:
+            continue
+        own = tokenizer.token_to_id(text)
+        if token_id == (tokenizer.get_vocab_size() if own is None else own):
+            flags = {flag: bool(token.get(flag)) for flag in _FLAGS}
+            tokenizer.add_tokens([AddedToken(text, **flags)])
+            known.add(text)
+    named = [text for text in special.values() if text not in known and tokenizer.token_to_id(text) is not None]
+    tokenizer.add_special_tokens(named)
+
+
 def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """From `chat_template.jinja` and its siblings, else from the tokenizer's configuration."""
+    """From `chat_template.jinja` and its siblings, else from the tokenizer's or the processor's configuration."""
     found: dict[str, str] = {}
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        found["default"] = value
-    elif isinstance(value, list):
-        found |= {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
+    for value in (_json(path / "chat_template.json").get("chat_template"), config.get("chat_template")):
+        if isinstance(value, str):
+            found["default"] = value
+        elif isinstance(value, list):
+            found |= dict(_named(entry) for entry in value)
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = file.read_text(encoding="utf-8")
+        found[file.stem] = _text(file)
     if (path / "chat_template.jinja").is_file():
-        found["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        found["default"] = _text(path / "chat_template.jinja")
     return found
+
+
+def _named(entry: object) -> tuple[str, str]:
+    match entry:
+        case {"name": str(name), "template": str(template)}:
+            return name, template
+    raise SettingsError("chat_template: an entry of the list in tokenizer_config.json has no name or no template")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"chat_template: cannot read {path}: {error}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

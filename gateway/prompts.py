@@ -6,7 +6,7 @@ Pure work without input or output, done on a thread: nothing here may touch the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from gateway.template import ChatTemplate
 from gateway.template_probe import learn, probe_texts
 from gateway.tenants import ANYONE, Tenant
 from gateway.tokenizer import PromptTokenizer, TooLongError
-from protocol.errors import RequestError
+from protocol.errors import RequestError, SettingsError
 from protocol.messages import Boundary, ModelInfo, Vocabulary
 
 _SAMPLE = "  It's 12345\n\n größe e\u0301 日本😀\t x "  # what tokenizers split in different ways
@@ -73,16 +73,12 @@ class PromptMaker:
 
     def __init__(self, files: ModelFiles) -> None:
         """Raises `SettingsError` for a tokenizer or template that cannot be served."""
-        self.renderers = {
-            name: learn(ChatTemplate(source, _NO_TOKENS | files.special_tokens))
-            for name, source in files.templates.items()
-        }
+        self.renderers = dict(_learned(files))
         added = [token.content for token in files.tokenizer.get_added_tokens_decoder().values()]
         probes = [text for renderer in self.renderers.values() for text in probe_texts(renderer)]
         written = {token for token in added if token.strip() and any(token in text for text in probes)}
-        written |= {
-            token for token in added if token.strip() and any(token in t for t in files.templates.values())
-        }
+        sources = [renderer.template.source for renderer in self.renderers.values()]
+        written |= {token for token in added if token.strip() and any(token in t for t in sources)}
         self.tokenizer = PromptTokenizer(files.tokenizer, written)
         self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
@@ -209,7 +205,7 @@ class PromptMaker:
         tools = bool(conversation.tools)
         if tools and _WITH_TOOLS in self.renderers:
             return self.renderers[_WITH_TOOLS]
-        renderer = self.renderers.get(_DEFAULT) or next(iter(self.renderers.values()), None)
+        renderer = next(iter(self.renderers.values()), None)
         if renderer is None:
             raise RequestError("this model has no chat template: use /v1/completions", code="no_chat_template")
         return renderer
@@ -235,6 +231,22 @@ class PromptMaker:
             if end is not None:
                 ends.update(self.tokenizer.encode_chat(end.group()).token_ids)
         return frozenset(ends)
+
+
+def _learned(files: ModelFiles) -> Iterator[tuple[str, Renderer]]:
+    """The templates that a chat may ask for, the one without tools first. Raises `SettingsError`.
+
+    A model may have others, such as one that takes documents.
+    """
+    plain = [name for name in files.templates if name != _WITH_TOOLS]
+    for name in ([_DEFAULT] if _DEFAULT in plain else plain[:1]) + [_WITH_TOOLS]:
+        if name not in files.templates:
+            continue
+        try:
+            yield name, learn(ChatTemplate(files.templates[name], _NO_TOKENS | files.special_tokens))
+        except SettingsError as error:
+            which = f" (the template named {name!r})" if len(files.templates) > 1 else ""
+            raise SettingsError(f"{error}{which}") from error
 
 
 _NONE: frozenset[str] = frozenset()

@@ -98,7 +98,7 @@ class Renderer:
     def _run(self, conversation: Conversation, written: Sequence[Written], reply: bool) -> Rendered:
         tools = () if self.habits.tools_as_text else conversation.tools
         return self.template.render(
-            [each.fields for each in written],
+            [self.form.given(each) for each in written],
             tools or self.habits.no_tools,
             reply=reply,
             extra=conversation.variables | self.variables(conversation),

@@ -30,6 +30,7 @@ class Habits:
     joined: frozenset[str] = frozenset()  # roles that no user message may follow: it is appended to theirs
     tools_as_text: bool = False  # drops tools: they are written into the system text
     no_tools: tuple[()] | None = None  # what to pass where there are none
+    content_in_parts: bool = False  # takes text as a list of parts only, as models that see do
     answer_in_loop: bool = False  # the generation prompt is written inside the loop over messages
     misplaced: frozenset[str] = frozenset()  # roles whose text is not where their turn is
     closers: Mapping[str, str] = field(default_factory=dict)  # by `ending`: written when nothing follows
@@ -75,6 +76,13 @@ class TemplateForm:
         if self._habits.tools_as_text and conversation.tools:
             self._show_tools(written, _tools_text(conversation.tools))
         return written
+
+    def given(self, written: Written) -> dict[str, Any]:
+        """A message as the template is given it."""
+        content = written.fields["content"]
+        if not self._habits.content_in_parts or content is None:
+            return written.fields
+        return {**written.fields, "content": [{"type": "text", "text": content}]}
 
     def _parts(self, message: Message) -> tuple[Message, ...]:
         if not (self._habits.calls_apart and message.content and message.tool_calls):

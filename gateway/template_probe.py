@@ -96,13 +96,10 @@ def _chat(messages: Sequence[Message]) -> Conversation:
 
 
 def _plain_habits(template: ChatTemplate) -> Habits:
-    for habits in (Habits(), Habits(no_tools=())):
-        text = _text(template, habits, Conversation(_PLAIN))
-        if text is not None and _NEXT.content in text:
-            return habits
-    for habits in (Habits(), Habits(no_tools=())):
-        # The template may demand tools; then it serves requests that bring some.
-        if _NEXT.content in (_text(template, habits, Conversation(_PLAIN, (_TOOL,))) or ""):
+    # The template may demand tools; then it serves requests that bring some.
+    for tools, parts, no_tools in product(((), (_TOOL,)), (False, True), (None, ())):
+        habits = Habits(no_tools=no_tools, content_in_parts=parts)
+        if _NEXT.content in (_text(template, habits, Conversation(_PLAIN, tools)) or ""):
             return habits
     try:
         Renderer(template, Habits()).run(Conversation(_PLAIN), reply=True)

@@ -16,12 +16,20 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import Metaspace
 
 from gateway.control_tokens import ControlTokens
 from gateway.text_memory import TextMemory
+from gateway.tokenizer_setup import (
+    are_searched_twice,
+    make_plain,
+    may_depend,
+    piece_tokenizers,
+    strip_end,
+    strip_start,
+)
 
 _CACHE_BYTES = 128 << 20
+_NEAR = 32  # characters from which is told how the blanks between them are cut
 _TEXT_SHRINKS = 4  # normalizing makes text shorter by less than this
 
 
@@ -62,14 +70,18 @@ class PromptTokenizer:
     def __init__(
         self, tokenizer: Tokenizer, control: Iterable[str] = (), *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """`control` are added tokens to keep out of message text, besides those that are special."""
+        """`control` are added tokens to keep out of message text, besides those that are special.
+
+        The tokenizer is ours from now on: what would shorten, lengthen or vary its output is switched off.
+        """
+        self._before, self._behind = make_plain(tokenizer)
         self._whole = tokenizer
         tokens = tokenizer.get_added_tokens_decoder()
         self._added = {t.content: _Added(i, t.lstrip, t.rstrip) for i, t in tokens.items()}
         self._cuts = ControlTokens(self._added)
         special = {t.content for t in tokens.values() if t.special}
         self.control = ControlTokens(special | (set(control) & set(self._added)))
-        self._first, self._rest = _piece_tokenizers(tokenizer)
+        self._first, self._rest = piece_tokenizers(tokenizer)
         self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()
         self._cache_bytes, self._held_bytes = cache_bytes, 0
         self._texts = TextMemory(max(map(len, self._added), default=0))
@@ -79,7 +91,7 @@ class PromptTokenizer:
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         self.by_pieces = not any(
             token.single_word or (token.normalized and tokenizer.normalizer) for token in tokens.values()
-        )
+        ) and not are_searched_twice(list(tokens.values()))
 
     def check(self, texts: Iterable[str]) -> None:
         """Encode texts both ways and give up cutting if any differs. To be called once, before use."""
@@ -91,13 +103,12 @@ class PromptTokenizer:
 
     def default_prefix(self) -> list[int]:
         """The tokens that plain encoding puts before any text, such as BOS."""
-        ids: list[int] = self._whole.encode("", add_special_tokens=True).ids
-        return ids
+        return self._before
 
     def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
         """A plain prompt as the tokenizer encodes it by default. Control tokens in it are recognised."""
         self._refuse_hopeless(text, limit)
-        return array("i", self._whole.encode_batch_fast([text], add_special_tokens=True)[0].ids)
+        return array("i", [*self._before, *self._encode(self._whole, text).ids, *self._behind])
 
     def encode_chat(
         self,
@@ -116,7 +127,7 @@ class PromptTokenizer:
         """
         self._refuse_hopeless(text, limit)
         if not self.by_pieces:
-            return self._encode_whole(text, positions, sentinel)
+            return self._encode_whole(text, positions, sentinel, owner)
         known = self._texts.find(text, positions, sentinel, owner)
         ids, found, marks = known or (array("i"), [], [])
         wanted = iter([*positions[len(found) :], len(text) + 1])
@@ -125,7 +136,7 @@ class PromptTokenizer:
         for match in [*self._cuts.matches(text, at), None]:
             start = match.start() if match else len(text)
             added = self._added[match.group()] if match else None
-            stop = _strip_end(text, at, start) if added and added.lstrip else start
+            stop = strip_end(text, at, start) if added and added.lstrip else start
             inside: list[int] = []
             while position < stop:
                 inside.append(position - at)
@@ -133,7 +144,8 @@ class PromptTokenizer:
             if at < stop:
                 found += self._piece(text[at:stop], inside, ids, sentinel, owner)
             while position <= start:
-                found.append(len(ids))
+                # Blanks that the token swallows are tokens while nothing follows them.
+                found.append(len(ids) if position <= stop else None)
                 position = next(wanted)
             if match is None or added is None:
                 break
@@ -141,7 +153,7 @@ class PromptTokenizer:
                 found.append(None)
                 position = next(wanted)
             ids.append(added.id)
-            at = _strip_start(text, match.end()) if added.rstrip else match.end()
+            at = strip_start(text, match.end()) if added.rstrip else match.end()
             while position < at:
                 found.append(len(ids))
                 position = next(wanted)
@@ -161,7 +173,8 @@ class PromptTokenizer:
         ids.extend(piece.token_ids)
         if not inside:
             return []
-        return [None if count is None else before + count for count in _counts_at(piece.spans or [], inside)]
+        counts = self._counts_at(text, piece.spans or [], inside, owner)
+        return [None if count is None else before + count for count in counts]
 
     def _remembered(self, text: str, later: bool, spans: bool, owner: str) -> _Piece:
         key = owner, text if later or self._first is self._rest else "\0" + text
@@ -188,12 +201,41 @@ class PromptTokenizer:
                 _, dropped = self._pieces.popitem(last=False)
                 self._held_bytes -= dropped.bytes
 
-    def _encode_whole(self, text: str, positions: Sequence[int], sentinel: str) -> Encoded:
+    def _encode_whole(self, text: str, positions: Sequence[int], sentinel: str, owner: str) -> Encoded:
         if sentinel:
             positions = [position - text.count(sentinel, 0, position) for position in positions]
             text = text.replace(sentinel, "")
         encoding = self._encode(self._whole, text, spans=True)
-        return Encoded(array("i", encoding.ids), list(_counts_at(encoding.offsets, positions)))
+        return Encoded(array("i", encoding.ids), self._counts_at(text, encoding.offsets, positions, owner))
+
+    def _counts_at(
+        self, text: str, spans: Sequence[tuple[int, int]], positions: Sequence[int], owner: str
+    ) -> list[int | None]:
+        """Tokens before each text position; None where one covers it, or the text up to it alone has others."""
+        if not positions:
+            return []
+        starts = [start for start, _ in spans]
+        counts: list[int | None] = []
+        for position in positions:
+            count = bisect_right(starts, position - 1)  # tokens that start before the position
+            covered = count and spans[count - 1][1] > position
+            counts.append(None if covered or self._is_cut_otherwise(text, position, owner) else count)
+        return counts
+
+    def _is_cut_otherwise(self, text: str, position: int, owner: str) -> bool:
+        """Whether the text up to a position ends in other tokens when nothing follows it.
+
+        Most patterns part the last of several blanks from the rest, unless the text ends there; marks that follow a
+        letter may be composed with it.
+        """
+        if position == len(text) or not may_depend(text, position):
+            return False
+        near, behind = text[max(position - _NEAR, 0) : position], text[position : position + _NEAR]
+        near = near[max((match.end() for match in self._cuts.matches(near)), default=0) :]
+        if match := next(self._cuts.matches(behind), None):
+            behind = behind[: match.start()]
+        alone = self._remembered(near, True, False, owner).token_ids
+        return self._remembered(near + behind, True, False, owner).token_ids[: len(alone)] != alone
 
     def _encode(self, tokenizer: Tokenizer, text: str, spans: bool = False) -> Any:
         # The batch calls let go of Python's lock while they work, the single ones do not.
@@ -205,50 +247,3 @@ class PromptTokenizer:
         at_least = len(text) // (self._longest * _TEXT_SHRINKS)
         if limit is not None and at_least > limit:
             raise TooLongError(at_least)
-
-
-def _counts_at(spans: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[int | None]:
-    """Tokens before each text position; None where one covers it."""
-    if not positions:
-        return []
-    starts = [start for start, _ in spans]
-    counts: list[int | None] = []
-    for position in positions:
-        count = bisect_right(starts, position - 1)  # tokens that start before the position
-        counts.append(None if count and spans[count - 1][1] > position else count)
-    return counts
-
-
-def _strip_end(text: str, start: int, end: int) -> int:
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return end
-
-
-def _strip_start(text: str, start: int) -> int:
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
-
-
-def _piece_tokenizers(tokenizer: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
-    """Tokenizers that know no added tokens: one for the first piece of a text, one for pieces after others.
-
-    They have no post-processor: one that trims spans would put boundaries inside tokens.
-    """
-    first = _bare(tokenizer)
-    pre = tokenizer.pre_tokenizer
-    if not (isinstance(pre, Metaspace) and pre.prepend_scheme == "first"):
-        return first, first
-    rest = _bare(tokenizer)
-    rest.pre_tokenizer = Metaspace(replacement=pre.replacement, prepend_scheme="never", split=pre.split)
-    return first, rest
-
-
-def _bare(tokenizer: Tokenizer) -> Tokenizer:
-    bare = Tokenizer(tokenizer.model)  # shared, not copied
-    if tokenizer.normalizer is not None:
-        bare.normalizer = tokenizer.normalizer
-    if tokenizer.pre_tokenizer is not None:
-        bare.pre_tokenizer = tokenizer.pre_tokenizer
-    return bare

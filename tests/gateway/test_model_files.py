@@ -47,7 +47,10 @@ def test_a_gguf_file_gives_the_same_tokenizer(gguf_file: Path):
     assert files.tokenizer.encode(text).ids == tiny_tokenizer().encode(text).ids
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o"])
+PRE = ["gpt-2", "default", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o", "seed-coder", "deepseek-v3"]
+
+
+@pytest.mark.parametrize("pre", [*PRE, "deepseek-coder"])
 def test_every_listed_pre_tokenizer_loses_no_text(tmp_path: Path, pre: str):
     tokenizer = load_model_files(write_gguf(tmp_path / "x.gguf", pre)).tokenizer
     text = "It's 12345 Größe, don'T\r\n\r\n  x = [1];\t日本語😀\n"
@@ -57,6 +60,36 @@ def test_every_listed_pre_tokenizer_loses_no_text(tmp_path: Path, pre: str):
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path):
     with pytest.raises(SettingsError, match="no-such-split"):
         load_model_files(write_gguf(tmp_path / "x.gguf", "no-such-split"))
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("default", "x=12345", ["x", "=", "123", "45"]),
+        ("gpt-2", "x=12345 a's", ["x", "=", "12345", "Ġa", "'s"]),
+        ("smollm", "x=12", ["x", "=", "1", "2"]),
+        ("deepseek-v3", "x=12345 .abc", ["x", "=", "123", "45", "Ġ.", "abc"]),
+        ("deepseek-coder", "if x:\n\n 12", ["if", "Ġx", ":", "Ċ", "Ċ", "Ġ", "1", "2"]),
+        ("seed-coder", "a();\n\nb", ["a", "();", "ĊĊ", "b"]),
+        ("llama-bpe", "a();\n\nb", ["a", "();ĊĊ", "b"]),
+        ("qwen2", "123", ["1", "2", "3"]),
+    ],
+)
+def test_text_is_split_as_the_word_says(tmp_path: Path, pre: str, text: str, pieces: list[str]):
+    splitter = load_model_files(write_gguf(tmp_path / "x.gguf", pre)).tokenizer.pre_tokenizer
+    assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == pieces
+
+
+def test_plain_text_begins_with_bos_where_such_a_file_does_not_say(tmp_path: Path):
+    for pre, begins in (("llama-bpe", True), ("tekken", True), ("qwen2", False)):
+        tokenizer = load_model_files(write_gguf(tmp_path / "x.gguf", pre)).tokenizer
+        assert (tokenizer.encode("hello").ids[0] == 1) is begins
+
+
+@pytest.mark.parametrize(("kind", "lacking"), [("gpt2", "merges"), ("llama", "scores")])
+def test_what_a_gguf_file_lacks_is_named(kind: str, lacking: str):
+    with pytest.raises(SettingsError, match=f"tokenizer.ggml.{lacking}"):
+        build_tokenizer({"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["a"]})
 
 
 def test_an_unknown_tokenizer_model_is_refused_by_name():
@@ -87,7 +120,8 @@ def test_sentencepiece_scores_decide_the_merges():
         "tokenizer.ggml.eos_token_id": 2,
     }
     tokenizer = build_tokenizer(metadata)
-    assert tokenizer.encode("ab é</s>b").tokens == ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>", "</s>", "b"]
+    assert tokenizer.encode(" b</s> b").tokens == ["<s>", "▁", "▁", "b", "</s>", "▁", "▁", "b"]
+    assert tokenizer.encode("ab é</s>b").tokens == ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>", "</s>", "▁", "b"]
 
 
 @pytest.mark.parametrize("size", [0, 3, 10, 40, 1000])
@@ -152,3 +186,45 @@ def test_what_is_missing_is_named(tmp_path: Path):
         load_model_files(tmp_path)
     with pytest.raises(SettingsError, match="chat_template"):
         load_model_files(write_model_dir(tmp_path / "m"), tmp_path / "none.jinja")
+
+
+def test_tokens_that_only_the_configuration_declares_are_single_ids(tmp_path: Path):
+    folder = write_model_dir(tmp_path / "m")
+    tokenizer = tiny_tokenizer()
+    size, word = tokenizer.get_vocab_size(), "Ġthe"
+    declared = {
+        str(size): {"content": "<|new|>", "special": True},
+        str(tokenizer.token_to_id(word)): {"content": word, "special": False},
+        str(size + 7): {"content": "<|nowhere|>", "special": True},
+        "x": {"content": "<|x|>"},
+    }
+    config = {"added_tokens_decoder": declared, "eos_token": "ing", "pad_token": "<|none|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text(
+        '{"eos_token": "no", "bos_token": {"content": "<|im_start|>"}}'
+    )
+    files = load_model_files(folder)
+    assert files.special_tokens == {"eos_token": "ing", "bos_token": "<|im_start|>", "pad_token": "<|none|>"}
+    added = {token.content: at for at, token in files.tokenizer.get_added_tokens_decoder().items()}
+    assert added["<|new|>"] == size
+    assert added[word] == tokenizer.token_to_id(word)
+    assert ("ing" in added) is (tokenizer.token_to_id("ing") is not None)
+    assert not {"<|nowhere|>", "<|x|>", "<|none|>"} & set(added)
+    assert files.tokenizer.encode("a<|new|>b").ids.count(size) == 1
+
+
+def test_a_template_of_the_processor_and_a_list_without_names(tmp_path: Path):
+    folder = write_model_dir(tmp_path / "m")
+    config = folder / "tokenizer_config.json"
+    config.write_text("{}")
+    (folder / "chat_template.json").write_text('{"chat_template": "A"}')
+    assert load_model_files(folder).templates == {"default": "A"}
+    config.write_text('{"chat_template": "B"}')
+    assert load_model_files(folder).templates == {"default": "B"}
+    config.write_text('{"chat_template": [{"template": "B"}]}')
+    with pytest.raises(SettingsError, match="no name"):
+        load_model_files(folder)
+    config.write_text("{}")
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="cannot read"):
+        load_model_files(folder)

@@ -10,6 +10,7 @@ from fake_worker import MODEL, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import END_ID, TEMPLATE, tiny_tokenizer
+from tokenizers import Tokenizer, processors
 
 from gateway.boundaries import INTERIOR_TOKENS
 from gateway.canonical import parse_messages, parse_tools
@@ -17,7 +18,7 @@ from gateway.conversation import Conversation
 from gateway.model_files import ModelFiles
 from gateway.prompts import Prompt, PromptMaker
 from protocol.digest import chain_digests, root_digest
-from protocol.errors import RequestError
+from protocol.errors import RequestError, SettingsError
 
 LARGE = replace(MODEL, max_model_len=100_000)
 CONTROL = {0, 1, 2}
@@ -164,8 +165,6 @@ BOS_TEMPLATE = "{{ bos_token }}" + TEMPLATE
 
 @pytest.mark.parametrize("template", [TEMPLATE, BOS_TEMPLATE])
 def test_a_chat_begins_with_one_bos(template: str):
-    from tokenizers import Tokenizer, processors
-
     tokenizer = Tokenizer.from_str(tiny_tokenizer().to_str())
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
@@ -209,6 +208,23 @@ def test_tools_choose_their_own_template():
     text = tiny_tokenizer().decode(list(prompt(maker, user("q"), tools=[tool]).token_ids))
     assert text.startswith("lookup")
     assert not tiny_tokenizer().decode(list(prompt(maker, user("q")).token_ids)).startswith("lookup")
+
+
+def test_templates_that_no_chat_asks_for_are_not_looked_at():
+    templates = {"rag": "{{ documents[0].text }}", "default": TEMPLATE}
+    maker = PromptMaker(ModelFiles(tiny_tokenizer(), templates))
+    assert prompt(maker, user("q")) == prompt(make(TEMPLATE), user("q"))
+    with pytest.raises(SettingsError, match="'tool_use'"):
+        PromptMaker(ModelFiles(tiny_tokenizer(), {**templates, "tool_use": "constant"}))
+
+
+def test_a_chat_does_not_begin_with_what_plain_text_ends_with():
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|im_end|>", special_tokens=[("<|endoftext|>", 0), ("<|im_end|>", 2)]
+    )
+    maker = PromptMaker(ModelFiles(tokenizer, {"default": TEMPLATE}))
+    assert list(prompt(maker, user("q")).token_ids[:2]) == [0, 1]
 
 
 def test_a_head_boundary_lies_behind_tools_without_a_system_message(maker: PromptMaker):
