@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
+from scheduler_rig import one
 from tier_rig import ENTRIES, Start, break_file, chat
 
 
 @pytest.mark.parametrize("entries", ENTRIES)
-@pytest.mark.parametrize("how", ["flipped", "truncated", "empty", "grown", "header"])
+@pytest.mark.parametrize("how", ["flipped", "truncated", "empty", "grown", "header", "zeros", "zeros_behind"])
 def test_a_broken_file_costs_its_own_boundary_only(start: Start, entries: int, how: str):
     rig = start(entries=entries)
     for turns in range(1, 4):
@@ -89,3 +90,44 @@ def test_a_hit_that_was_proved_wrong_is_not_found_on_disk_either(start: Start):
     rig.settle()
     assert snapshot.leaving
     assert rig.accepted(rig.serve(chat(2))).depth == chat(1).last.end
+
+
+def test_a_folder_in_the_place_of_a_file_costs_that_boundary_only(start: Start):
+    """It cannot be read, removed or written over: nothing else is held up by it."""
+    rig = start()
+    for turns in (1, 2):
+        rig.serve(chat(turns))
+    rig.settle()
+    path = next(part.place.path for part in rig.disk.ledger.parts if part.node.end == chat(2).last.end)
+    path.unlink()
+    path.mkdir()
+    rig = start()
+    assert rig.tiers.failures()["unreadable"] == 1
+    request = rig.serve(chat(3))
+    assert rig.depth(request) == (chat(1).last.end, "partial", "stale")
+    rig.assert_answered(request)
+    rig.rest()
+    rig.turn_until(lambda: not (rig.tiers.pending or rig.disk.is_writing))
+    assert rig.tiers.failures()["unwritable"] == 1
+    other = rig.serve(chat(2, who=5))
+    rig.assert_answered(other)
+    rig.turn_until(lambda: not (rig.tiers.pending or rig.disk.is_writing))
+    assert sum(rig.tiers.failures().values()) == 2
+    path.rmdir()
+    rig = start()
+    assert rig.depth(rig.serve(chat(3, who=5))) == (chat(2).last.end, "hit", "none")
+
+
+def test_a_file_that_cannot_be_removed_still_counts(start: Start, monkeypatch: pytest.MonkeyPatch):
+    rig = start(disk_bytes=3000)
+    for who in range(3):
+        rig.serve(one(who, 9))
+        rig.settle()
+    held = rig.disk.ledger.held
+    monkeypatch.setattr("worker.tiers.disk.delete", lambda path: False)
+    for who in range(3, 9):
+        rig.serve(one(who, 9))
+        rig.turns(5)
+    assert rig.tiers.failures()["unwritable"] > 0
+    assert rig.tiers.failures()["no_room"] > 0
+    assert rig.disk.ledger.held + rig.disk.ledger.promised >= held

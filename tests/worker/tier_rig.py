@@ -181,4 +181,9 @@ def break_file(path: Path, how: str) -> None:
             data += b"\0"
         case "header":
             data[40] ^= 1
+        case "zeros":  # as a power cut leaves what was not written in time
+            data[:] = bytes(len(data))
+        case "zeros_behind":
+            tensors_start = 8 + int.from_bytes(data[:8], "little")
+            data[tensors_start:-40] = bytes(len(data) - tensors_start - 40)
     path.write_bytes(data)
