@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import uvloop
 from aiohttp import web
@@ -29,6 +30,7 @@ from protocol.settings import load_settings
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _THIS_MACHINE = "127.0.0.1"
+FIRST_WORD_SECONDS = 2.0  # in which a worker that serves is heard of
 STATUS_SECONDS = 0.2  # between two looks at the worker for the service manager
 
 _log = logging.getLogger("prefixd.gateway")
@@ -81,6 +83,8 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
     await client.start()
     try:
         await runner.setup()
+        if gateway.metrics.seat.shares(settings.port):
+            await _hear_of_worker(client)
         await listen(runner, settings.host, settings.port, gateway.metrics.seat)
         _log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port, *_ in runner.addresses))
         if settings.metrics_port is not None and gateway.metrics.seat.number == 0:  # its metrics are those of all
@@ -102,6 +106,14 @@ async def _serve(settings: GatewaySettings, maker: PromptMaker, notifier: Notifi
             await each.cleanup()
         gateway.close()
         await client.close()
+
+
+async def _hear_of_worker(client: WorkerClient) -> None:
+    """Until it takes requests, if that is soon: so long they are better served by the gateways that are there."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_WORD_SECONDS):
+            while client.why_not_ready() is not None:  # noqa: ASYNC110 (the client tells nobody)
+                await asyncio.sleep(FIRST_WORD_SECONDS / 100)
 
 
 async def _keep_telling(notifier: Notifier, client: WorkerClient, stop: asyncio.Event) -> None:

@@ -196,6 +196,15 @@ def test_a_gateway_that_is_told_to_stop_leaves_newcomers_to_the_other(
     streams.close()
     until(lambda: leaving not in daemon.processes("gateway"), "it has drained")
 
+    def replaced() -> bool:
+        assert client.chat([user("Hello")]).status == 200
+        found = daemon.processes("gateway")
+        return len(found) == 2 and all(listening(port) & sockets(gateway) for gateway in found)
+
+    until(replaced, "another one listens in its place")
+    for _ in range(8):
+        assert client.chat([user("Hello")]).status == 200, "which knows the worker from the first"
+
 
 SPEAKS_ANOTHER = (
     "import sys, protocol.codec as c; c.PROTOCOL_VERSION += 1; from gateway.main import main; sys.exit(main())"
