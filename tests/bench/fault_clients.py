@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,15 +40,14 @@ class Seen:
 
     dialect: str
     streamed: bool
-    began: float
     end: str = ""
+    began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    headers: dict[str, str] = field(default_factory=dict)
+    events: int = 0  # of a stream, so far
 
 
-def ask(url: str, dialect: Dialect, streamed: bool, tokens: int) -> Seen:
+def ask(url: str, dialect: Dialect, seen: Seen, tokens: int) -> Seen:
     """Ask and wait for the end, whatever it is."""
-    seen = Seen(dialect.name, streamed, time.monotonic())
     try:
         seen.end = _asked(url, dialect, seen, tokens)
     except TimeoutError:
@@ -67,9 +66,8 @@ def _asked(url: str, dialect: Dialect, seen: Seen, tokens: int) -> str:
         body = json.dumps({"temperature": 0, "stream": seen.streamed, **dialect.fields(tokens)}).encode()
         connection.request("POST", dialect.path, body, {"content-type": "application/json"})
         response = connection.getresponse()
-        seen.headers = {name.lower(): value for name, value in response.getheaders()}
         if response.status == 200 and seen.streamed:
-            return stream_end(response)
+            return stream_end(response, seen)
         return whole_end(response.status, response.read())
     finally:
         connection.close()
@@ -83,10 +81,13 @@ def whole_end(status: int, body: bytes) -> str:
     return f"{status} `{told['error']['type']}`: {told['error']['message']}"
 
 
-def stream_end(lines: Any) -> str:
+def stream_end(lines: Iterable[bytes], seen: Seen) -> str:
     """How a stream ended: the first event that says so decides."""
-    ends = (end for event in _events(lines) if (end := event_end(event)))
-    return next(ends, "stream broken off")
+    for event in _events(lines):
+        seen.events += 1
+        if end := event_end(event):
+            return end
+    return "stream broken off"
 
 
 def event_end(event: Any) -> str:
@@ -103,7 +104,7 @@ def event_end(event: Any) -> str:
     return ""
 
 
-def _events(lines: Any) -> Iterator[Any]:
+def _events(lines: Iterable[bytes]) -> Iterator[Any]:
     for line in lines:
         text = line.decode().strip()
         if text == "data: [DONE]":

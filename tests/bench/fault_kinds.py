@@ -12,14 +12,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # daemon.py, http_client.py, faulty_daemon.py
+
 from daemon import BIN, Daemon, metrics, until
+from fault_clients import Seen
 from http_client import Client, user
 
 _FAULTY = Path(__file__).parents[1] / "e2e" / "faulty_daemon.py"
@@ -28,6 +32,7 @@ _ALLOWANCE_BYTES = 4 << 20
 _DISK_BYTES = 1 << 20
 _PROBE_SECONDS = 2.0
 _UNREAD_SECONDS = 3
+_BEGUN_EVENTS = 10
 _OTHER_VERSION = (
     "import sys, protocol.codec as c; c.PROTOCOL_VERSION += 1; from gateway.main import main; sys.exit(main())"
 )
@@ -51,6 +56,15 @@ class Stage:
         [process] = self.daemon.processes(role)
         os.kill(process, number)
 
+    def wait_begun(self, seen: Sequence[Seen]) -> None:
+        """Until all of these requests run, and those that are streams have told something."""
+
+        def begun() -> bool:
+            streams = all(each.events >= _BEGUN_EVENTS for each in seen if each.streamed)
+            return streams and self.daemon.stats()["requests_running"] == len(seen)
+
+        until(begun, "all are being answered")
+
     def is_answered(self) -> bool:
         """Whether a small request is, within moments."""
         body = json.dumps({"messages": [user("Hello")], "max_tokens": 1})
@@ -64,7 +78,7 @@ class Stage:
             connection.close()
 
 
-Bring = Callable[[Stage], None]
+Bring = Callable[[Stage], float | None]  # when the fault came, where that is not at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +98,6 @@ class Fault:
     kills_worker: bool = False
     after: Callable[[Stage], str] = lambda stage: "; ".join(stage.remarks)
 
-    def room(self) -> AbstractContextManager[Path]:
-        return _temporary()
-
     def flags(self, folder: Path) -> list[str]:
         return [*self.given, *(["--disk-cache", str(folder / "disk")] if self.small_disk else [])]
 
@@ -99,9 +110,15 @@ class Fault:
 
 
 @contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="pfx-fault-") as folder:
-        yield Path(folder)
+def staged(fault: Fault, model: str) -> Iterator[Stage]:
+    """A daemon that serves, before the fault."""
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="pfx-fault-")))
+        daemon = Daemon(model, *fault.flags(folder), program=fault.program(folder))
+        ends.callback(daemon.close)
+        stage = Stage(daemon, daemon.wait_ready(), ends)
+        stage.client.chat([user("Hello")])
+        yield stage
 
 
 def _on_small_disk(folder: Path) -> list[Path | str]:
@@ -114,8 +131,8 @@ def _on_small_disk(folder: Path) -> list[Path | str]:
     return [*unshare, "sh", "-c", mount, "sh"]
 
 
-def _starve_worker(stage: Stage) -> None:
-    """The kernel may give it little more memory, and it wants more: the OOM killer comes."""
+def _starve_worker(stage: Stage) -> float:
+    """The kernel may give it little more memory, and it wants more: the OOM killer comes. When it came."""
     [process] = stage.daemon.processes("worker")
     v1 = _CGROUPS / "memory"
     group = (v1 if v1.is_dir() else _CGROUPS) / f"prefixd-fault-{process}"
@@ -126,8 +143,9 @@ def _starve_worker(stage: Stage) -> None:
         (group / "cgroup.procs").write_text(str(process))
     except OSError as error:
         raise NotHere(f"no group of processes with a limit of memory ({error.strerror})") from error
-    long = stage.client.send([user("word " * 4000)], max_tokens=1)
-    stage.ends.callback(long.close)
+    stage.ends.callback(stage.client.send([user("word " * 4000)], max_tokens=1).close)
+    until(lambda: process not in stage.daemon.processes("worker"), "the kernel has killed it")
+    return time.monotonic()
 
 
 def _remove_group(group: Path) -> None:

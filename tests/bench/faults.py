@@ -17,22 +17,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # daemon.py, http_client.py, faulty_daemon.py
 
 from client_bench import say
-from daemon import Daemon, metrics, until
 from fault_clients import DIALECTS, Seen, ask
-from fault_kinds import FAULTS, Fault, NotHere, Stage
-from http_client import user
+from fault_kinds import FAULTS, Fault, NotHere, Stage, staged
 
 from protocol.model_path import EMBEDDED_MODEL
 
-ANSWER_TOKENS = 300
+ANSWER_TOKENS = 600
 BACK_SECONDS = 180.0  # in which a fault must be mended
 LATE_SECONDS = 5.0  # in which who has an open request must hear that the worker is dead
-_BEGUN_TOKENS = 60  # generated before a fault comes
 _COLUMNS = ("fault", "streams", "whole answers", "told after", "next answer after", "besides")
 
 
@@ -72,11 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def play(fault: Fault, model: str) -> Row:
     """One fault, in a daemon of its own."""
     with ExitStack() as ends:
-        folder = ends.enter_context(fault.room())
-        daemon = Daemon(model, *fault.flags(folder), program=fault.program(folder))
-        ends.callback(daemon.close)
-        stage = Stage(daemon, daemon.wait_ready(), ends)
-        stage.client.chat([user("Hello")])
+        stage = ends.enter_context(staged(fault, model))
         threads = ends.enter_context(ThreadPoolExecutor(len(DIALECTS) * 2))
         seen, brought, back = _each(fault, stage) if fault.when == "each" else _all(fault, stage, threads)
         remark = fault.after(stage)
@@ -89,18 +79,14 @@ def _all(fault: Fault, stage: Stage, threads: ThreadPoolExecutor) -> tuple[tuple
     if fault.when == "before":
         fault.bring(stage)
     url = stage.url or stage.client.url
-    asked = [
-        threads.submit(ask, url, dialect, streamed, ANSWER_TOKENS)
-        for dialect in DIALECTS
-        for streamed in (True, False)
-    ]
+    seen = [Seen(dialect.name, streamed) for dialect in DIALECTS for streamed in (True, False)]
+    dialects = {dialect.name: dialect for dialect in DIALECTS}
+    asked = [threads.submit(ask, url, dialects[each.dialect], each, ANSWER_TOKENS) for each in seen]
     brought = time.monotonic()
     if fault.when == "during":
-        before = metrics(stage.client)["prefixd_generated_tokens_total"]
-        begun = before + _BEGUN_TOKENS
-        until(lambda: metrics(stage.client)["prefixd_generated_tokens_total"] > begun, "all have begun")
+        stage.wait_begun(seen)
         brought = time.monotonic()
-        fault.bring(stage)
+        brought = fault.bring(stage) or brought
     back = _next_answer(stage, brought) if fault.lives else None
     return tuple(each.result() for each in asked), brought, back
 
@@ -111,7 +97,7 @@ def _each(fault: Fault, stage: Stage) -> tuple[tuple[Seen, ...], float, float | 
     for dialect in DIALECTS:
         for streamed in (True, False):
             fault.bring(stage)
-            seen.append(ask(stage.client.url, dialect, streamed, ANSWER_TOKENS))
+            seen.append(ask(stage.client.url, dialect, Seen(dialect.name, streamed), ANSWER_TOKENS))
     return tuple(seen), 0.0, _next_answer(stage, time.monotonic())
 
 
@@ -126,10 +112,9 @@ def _next_answer(stage: Stage, since: float) -> float | None:
 
 def _bad(fault: Fault, seen: Sequence[Seen], told: Sequence[float], back: float | None) -> str:
     """What is wrong with what was seen."""
-    silent = [each for each in seen if each.end.startswith(("hung", "stream broken off"))]
-    closed = [each for each in seen if each.end.startswith("connection")]
-    if silent or (closed and not fault.cuts):
-        return f"{len(silent) + len(closed)} clients were told nothing"
+    untold = ("hung",) if fault.cuts else ("hung", "stream broken off", "connection")
+    if silent := [each for each in seen if each.end.startswith(untold)]:
+        return f"{len(silent)} clients were told nothing"
     if fault.kills_worker and max(told) > LATE_SECONDS:
         return f"told later than {LATE_SECONDS:g} s"
     if fault.lives and back is None:

@@ -38,7 +38,9 @@ def lines(*events):
     ],
 )
 def test_the_end_of_a_stream(last, end):
-    assert stream_end(lines(*PIECES, last)) == end
+    seen = Seen("chat", True)
+    assert stream_end(lines(*PIECES, last), seen) == end
+    assert seen.events == len(PIECES) + (last != ": a comment")
 
 
 def test_the_end_of_a_whole_answer():
@@ -64,13 +66,11 @@ def kind(name):
     ],
 )
 def test_what_should_not_be(name, end, told, back, bad):
-    assert _bad(kind(name), [Seen("chat", True, 0.0, end)], [told], back) == bad
+    assert _bad(kind(name), [Seen("chat", True, end)], [told], back) == bad
 
 
 def test_a_line_tells_dialects_apart_only_where_they_differ():
-    seen = [
-        Seen(dialect.name, streamed, 0.0, "whole answer") for dialect in DIALECTS for streamed in (True, False)
-    ]
+    seen = [Seen(dialect.name, streamed, "whole answer") for dialect in DIALECTS for streamed in (True, False)]
     seen[0].end = "stream broken off"
     [*_, line] = table([Row("a | b", tuple(seen), (0.5, 2.0), 1.0, "noted", "bad")]).splitlines()
     assert line == (
