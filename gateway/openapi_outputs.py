@@ -49,6 +49,7 @@ def output_components() -> dict[str, Schema]:
             completion_tokens=_COUNT,
             total_tokens=_COUNT,
             prompt_tokens_details=_whole(cached_tokens=_COUNT, cache_write_tokens=_COUNT),
+            completion_tokens_details=_whole(reasoning_tokens=_COUNT),
         ),
         "Chat": _openai(
             "chat.completion", _whole(index=_COUNT, message=message, logprobs=scores, finish_reason=_FINISH)
@@ -111,10 +112,21 @@ def output_components() -> dict[str, Schema]:
                 },
                 *("id", "object", "created", "owned_by"),
             ),
-            record({"id": TEXT, "type": word("model"), "display_name": TEXT}, "id", "type", "display_name"),
+            _whole(
+                type=word("model"),
+                id=TEXT,
+                display_name=TEXT,
+                created_at=TEXT,
+                lifecycle=word("active"),
+                max_input_tokens=_MAYBE_COUNT,
+                max_tokens=_MAYBE_COUNT,
+            ),
         ),
-        "Models": record({"object": word("list"), "data": listed(ref("Model"))}, "data"),
-        "Root": _whole(name=word("prefixd"), models=listed(TEXT)),
+        "Models": either(
+            _whole(object=word("list"), data=listed(ref("Model"))),
+            _whole(data=listed(ref("Model")), has_more={"enum": [False]}, first_id=TEXT, last_id=TEXT),
+        ),
+        "Root": record({"name": word("prefixd"), "models": listed(TEXT)}, "name"),
         "Health": _whole(status=word("ok")),
         "Readiness": _whole(phase=word(*get_args(Phase), "unreachable"), detail=TEXT),
         "OpenAIError": _whole(error=_whole(message=TEXT, type=TEXT, param=MAYBE_TEXT, code=MAYBE_TEXT)),
