@@ -45,10 +45,15 @@ class ControlTokens:
         return "".join([*pieces, text[at:]])
 
 
-def unused_character(texts: Iterable[str]) -> str:
-    """A private-use character that none of the texts holds."""
-    used = {character for text in texts if not text.isascii() for character in _IN_PRIVATE_USE.findall(text)}
-    return next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+def private_characters(texts: Iterable[str]) -> frozenset[str]:
+    """The private-use characters that the texts hold."""
+    return frozenset(c for text in texts if not text.isascii() for c in _IN_PRIVATE_USE.findall(text))
+
+
+def unused_character(used: Iterable[str]) -> str:
+    """The first private-use character that is not used."""
+    taken = frozenset(used)
+    return next(chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
 
 
 def strings_in(value: Any) -> Iterator[str]:

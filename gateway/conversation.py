@@ -43,7 +43,8 @@ class ToolCall:
 class Message:
     """One message. `name` and `tool_call_id` belong to role `tool`, `reasoning` and `tool_calls` to `assistant`.
 
-    `mark_seconds` is a client's wish to have all up to its end cached so long; it is no part of what is said.
+    `mark_seconds` is a client's wish to have all up to its end cached so long; it is no part of what is said. `made`
+    holds what was made of this very message before, by whoever made it: an agent's history comes again each turn.
     """
 
     role: Role
@@ -53,6 +54,7 @@ class Message:
     name: str | None = None
     reasoning: str | None = None
     mark_seconds: int = field(default=0, compare=False)
+    made: dict[Hashable, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

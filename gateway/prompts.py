@@ -15,8 +15,7 @@ from jinja2.exceptions import TemplateError
 
 from gateway.boundaries import Cut, completion_cuts, merge, with_interior
 from gateway.chains import Chains
-from gateway.client_text import rewritten, texts
-from gateway.control_tokens import unused_character
+from gateway.client_text import without_control
 from gateway.conversation import Conversation
 from gateway.detokenizer import TokenBytes
 from gateway.model_files import ModelFiles
@@ -159,13 +158,7 @@ class PromptMaker:
 
     def _without_control(self, conversation: Conversation, renderer: Renderer) -> tuple[Conversation, str]:
         """The conversation with every control string of its text broken by a character, and that ("": none is)."""
-        control = self.tokenizer.control
-        if not any(control.occur_in(text) for text in texts(conversation)):
-            return conversation, ""
-        sentinel, kept = unused_character(texts(conversation)), self._kept(renderer)
-        return rewritten(
-            conversation, lambda t, own: control.broken(t, sentinel, kept if own else _NONE)
-        ), sentinel
+        return without_control(conversation, self.tokenizer.control, lambda: self._kept(renderer))
 
     def _cuts(self, encoded: _Encoded) -> list[Cut]:
         cuts = [
@@ -249,7 +242,6 @@ def _learned(files: ModelFiles) -> Iterator[tuple[str, Renderer]]:
             raise SettingsError(f"{error}{which}") from error
 
 
-_NONE: frozenset[str] = frozenset()
 _Result = TypeVar("_Result")
 
 

@@ -9,7 +9,7 @@ whatever the template trims. Loops whose output is captured (macros, set and fil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.template_env import TemplateTooSlow, build_environment
+from gateway.template_reads import ARRIVE, LOOK, REST, make_resumable
+from gateway.template_resume import Course, ResumableLoop, loop_context
 from protocol.errors import SettingsError
 
 _ENTER, _LEAVE, _OWNED = "prefixd_enter_message", "prefixd_leave_messages", "prefixd_owners"
@@ -58,14 +60,22 @@ class ChatTemplate:
         self._variables = special_tokens
         environment = build_environment()
         environment.filters |= {_ENTER: _entered, _LEAVE: _left, _TICK: _ticked}
+        environment.filters |= {ARRIVE: _arrived, REST: _rest, LOOK: _looked_up}
         try:
             tree = environment.parse(source)
             self._names, self.looked_for = _vocabulary(tree)
             _report_loops(tree, environment)
             _tick_elsewhere(tree, environment)
+            self._loop = _resumable_loop(tree, environment)
             self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
         except TemplateSyntaxError as error:
             raise SettingsError(f"chat_template: line {error.lineno}: {error.message}") from error
+        self._template.root_render_func.__globals__["LoopContext"] = loop_context
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether renders may go on from earlier ones with the same beginning."""
+        return self._loop is not None
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a field or variable of this name anywhere."""
@@ -85,16 +95,15 @@ class ChatTemplate:
         Raises what the template raises, and `TemplateTooSlow`.
         """
         deadline = time.monotonic() + self._max_seconds
-        owned = _Owners(messages, range(len(messages)) if owners is None else owners, deadline)
+        course = Course(self._loop, reply) if self._loop else None
+        owned = _Owners(messages, range(len(messages)) if owners is None else owners, deadline, course)
         context = self._variables | (extra or {})
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         context[_OWNED] = owned
-        pieces: list[str] = []
         for piece in self._template.root_render_func(self._template.new_context(context)):
             if piece:
-                pieces.append(piece)
-                owned.wrote(len(piece))
-        return Rendered("".join(pieces), tuple(owned.spans()))
+                owned.wrote(piece)
+        return owned.rendered()
 
 
 class _Owners:
@@ -103,15 +112,37 @@ class _Owners:
     Every round of a loop and every call of a macro asks whether the render has had its time.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]], owners: Sequence[int], deadline: float) -> None:
+    def __init__(
+        self,
+        messages: Sequence[dict[str, Any]],
+        owners: Sequence[int],
+        deadline: float,
+        course: Course | None,
+    ) -> None:
+        self.course = course
         self._deadline = deadline
         self._index = {id(m): owner for m, owner in zip(messages, owners, strict=True) if owner != NOBODY}
         self._stack: list[tuple[int, int]] = []  # (loop, owner)
         self._spans: list[tuple[int, int]] = []  # (owner, length)
+        self._pieces: list[str] = []
+        self._at = 0  # length of all pieces
+        self._taken = False  # the next piece is from another render, its spans are there already
+
+    def arrive(self, items: object, variables: dict[str, Any]) -> str:
+        """The loop that may be resumed is about to start. What comes out takes the place of its first rounds."""
+        assert self.course is not None
+        taken = self.course.arrive(items, self._index, variables, self._pieces, self._spans)
+        if taken is None:
+            return ""
+        self._spans[:] = taken.spans
+        self._taken = bool(taken.text)
+        return taken.text
 
     def enter(self, loop: int, item: object) -> str:
         """A loop starts an iteration over `item`; items that are no message change nothing."""
         self.tick()
+        if self.course is not None and self.course.loop.number == loop:
+            self.course.begin_round(self._at, self._spans)
         owner = self._index.get(id(item))
         if owner is not None:
             self.leave(loop)
@@ -131,18 +162,43 @@ class _Owners:
                 break
         return ""
 
-    def wrote(self, length: int) -> None:
+    def wrote(self, piece: str) -> None:
+        """The template has written a piece of text that is not empty."""
+        self._pieces.append(piece)
+        self._at += len(piece)
+        if self._taken:
+            self._taken = False
+            return
         owner = self._stack[-1][1] if self._stack else NOBODY
         if self._spans and self._spans[-1][0] == owner:
-            self._spans[-1] = (owner, self._spans[-1][1] + length)
+            self._spans[-1] = (owner, self._spans[-1][1] + len(piece))
         else:
-            self._spans.append((owner, length))
+            self._spans.append((owner, len(piece)))
 
-    def spans(self) -> Iterator[Span]:
+    def rendered(self) -> Rendered:
+        """All of it, once the template is through."""
+        text = "".join(self._pieces)
+        if self.course is not None:
+            self.course.end(text, self._spans)
+        spans: list[Span] = []
         at = 0
         for owner, length in self._spans:
-            yield Span(owner, at, at + length)
+            spans.append(Span(owner, at, at + length))
             at += length
+        return Rendered(text, tuple(spans))
+
+
+def _resumable_loop(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> ResumableLoop | None:
+    """The last loop of a template that can be resumed, changed to be. To be called once all loops report."""
+    for node in reversed(tree.body):
+        match node:
+            case nodes.For(
+                body=[nodes.Output(nodes=[nodes.Filter(name=name, args=[nodes.Const(value=number)])]), *_]
+            ):
+                reads = make_resumable(tree, node, environment) if name == _ENTER else None
+                if reads is not None:
+                    return ResumableLoop(reads, number, environment)
+    return None
 
 
 def _report_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> None:
@@ -216,6 +272,26 @@ def _report(name: str, about: nodes.Expr, more: list[nodes.Expr]) -> nodes.Outpu
 def _entered(context: Context, item: object, loop: int) -> str:
     owned: _Owners = context.parent[_OWNED]
     return owned.enter(loop, item)
+
+
+@pass_context
+def _arrived(context: Context, items: object, variables: dict[str, Any]) -> str:
+    owned: _Owners = context.parent[_OWNED]
+    return owned.arrive(items, variables)
+
+
+@pass_context
+def _rest(context: Context, items: object) -> object:
+    owned: _Owners = context.parent[_OWNED]
+    assert owned.course is not None
+    return owned.course.rest(items)
+
+
+@pass_context
+def _looked_up(context: Context, value: object, name: str, index: object) -> object:
+    owned: _Owners = context.parent[_OWNED]
+    assert owned.course is not None
+    return owned.course.look_up(name, value, index)
 
 
 @pass_context

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from gateway.conversation import Conversation, Message, ToolCall
+from gateway.conversation import Conversation, JsonObject, Message, ToolCall, text_of
 from gateway.template import NOBODY, ChatTemplate
 from gateway.template_env import to_json
 
@@ -50,7 +50,7 @@ class Written(NamedTuple):
 
 
 class TemplateForm:
-    """Writes conversations for one template. Immutable."""
+    """Writes conversations for one template. Immutable; so are the fields it gives out."""
 
     def __init__(self, template: ChatTemplate, habits: Habits) -> None:
         self._habits = habits
@@ -63,18 +63,21 @@ class TemplateForm:
         ordinals: dict[str, str] = {}
         written: list[Written] = []
         leading = True
+        used: set[int] = set()
         for index, message in enumerate(conversation.messages):
             leading = leading and message.role == "system"
             for part in self._parts(message):
-                fields = self._message(part, names.get(index), ordinals, leading)
+                fields = self._fields(part, names.get(index), ordinals, leading)
+                if id(fields) in used:
+                    fields = dict(fields)  # one message twice: a template's loop tells its messages apart by them
+                used.add(id(fields))
                 before = written[-1].fields if written else None
                 if before is not None and fields["role"] == "user" and before["role"] in self._habits.joined:
-                    before["content"] = f"{before['content']}\n\n{fields['content']}"
-                    written[-1] = Written(before, index)
+                    written[-1] = Written(self._joined(message, before, fields), index)
                 else:
                     written.append(Written(fields, index))
         if self._habits.tools_as_text and conversation.tools:
-            self._show_tools(written, _tools_text(conversation.tools))
+            self._show_tools(written, _tools_text(conversation.tools), conversation.messages[0])
         return written
 
     def given(self, written: Written) -> dict[str, Any]:
@@ -87,19 +90,70 @@ class TemplateForm:
     def _parts(self, message: Message) -> tuple[Message, ...]:
         if not (self._habits.calls_apart and message.content and message.tool_calls):
             return (message,)
-        return replace(message, tool_calls=()), replace(message, content="", reasoning=None)
+        parts = message.made.get(self)
+        if parts is None:
+            own = replace(message, tool_calls=()), replace(message, content="", reasoning=None)
+            parts = message.made[self] = own
+        assert isinstance(parts, tuple)
+        return parts
 
-    def _show_tools(self, written: list[Written], text: str) -> None:
-        """Append the tools to leading system text, or put them where that would be."""
-        first = written[0].fields
-        if first["role"] == "system":
-            first["content"] += "\n\n" + text
-        elif not self._habits.system_as_user:
-            written.insert(0, Written({"role": "system", "content": text}, NOBODY))
-        elif first["role"] == "user":
-            first["content"] = f"{text}\n\n{first['content']}"
+    def _joined(self, message: Message, before: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        """What is written before a message, with the message appended; the same one each time."""
+        known = message.made.get((self, "joined"))
+        if isinstance(known, tuple) and known[0] is before:
+            fields = known[1]
+            return fields
+        joined = {**before, "content": f"{before['content']}\n\n{fields['content']}"}
+        message.made[self, "joined"] = before, joined
+        return joined
+
+    def _show_tools(self, written: list[Written], text: str, message: Message) -> None:
+        """Append the tools to leading system text, or put them where that would be. `message` is the first one."""
+        first, owner = written[0]
+        inserts = first["role"] != "system" and (not self._habits.system_as_user or first["role"] != "user")
+        known = message.made.get((self, "tools"))
+        if isinstance(known, tuple) and known[0] is first and known[1] == text:
+            shown = known[2]
         else:
-            written.insert(0, Written({"role": "user", "content": text}, NOBODY))
+            shown = self._with_tools(first, text, inserts)
+            message.made[self, "tools"] = first, text, shown
+        if inserts:
+            written.insert(0, Written(shown, NOBODY))
+        else:
+            written[0] = Written(shown, owner)
+
+    def _with_tools(self, first: dict[str, Any], text: str, inserts: bool) -> dict[str, Any]:
+        if inserts:
+            return {"role": "user" if self._habits.system_as_user else "system", "content": text}
+        said = (first["content"], text) if first["role"] == "system" else (text, first["content"])
+        return {**first, "content": "\n\n".join(said)}
+
+    def _fields(
+        self, message: Message, tool_name: str | None, ordinals: dict[str, str], leading: bool
+    ) -> dict[str, Any]:
+        """The fields of a message, the very same ones each time. `ordinals` learns the ids that are new in it."""
+        if self._habits.ordinal_ids and (message.tool_calls or message.tool_call_id):
+            return self._numbered(message, tool_name, ordinals, leading)
+        key = (self, tool_name, leading)
+        fields: dict[str, Any] | None = message.made.get(key)
+        if fields is None:
+            fields = message.made[key] = self._message(message, tool_name, ordinals, leading)
+        return fields
+
+    def _numbered(
+        self, message: Message, tool_name: str | None, ordinals: dict[str, str], leading: bool
+    ) -> dict[str, Any]:
+        """The same where the ids in it are counted through the conversation."""
+        ids = [*(call.id for call in message.tool_calls), message.tool_call_id or ""]
+        key = (self, tool_name, leading, len(ordinals), *map(ordinals.get, ids))
+        known = message.made.get(key)
+        if known is None:
+            written = self._message(message, tool_name, ordinals, leading)
+            known = message.made[key] = written, {each: ordinals[each] for each in ids if each in ordinals}
+        fields: dict[str, Any]
+        fields, learned = known
+        ordinals |= learned
+        return fields
 
     def _message(
         self, message: Message, tool_name: str | None, ordinals: dict[str, str], leading: bool
@@ -154,7 +208,7 @@ def _call_text(call: ToolCall) -> str:
 
 def _tools_text(tools: tuple[dict[str, Any], ...]) -> str:
     """Tools for a model whose template has no place for them, in the form of the calls above."""
-    listed = "\n".join(to_json(tool["function"]) for tool in tools)
+    listed = "\n".join(map(_function_text, tools))
     return (
         f"You can call these functions:\n<tools>\n{listed}\n</tools>\n"
         'To call one, answer with <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
@@ -162,6 +216,13 @@ def _tools_text(tools: tuple[dict[str, Any], ...]) -> str:
 
 
 def _tool_names(messages: tuple[Message, ...]) -> dict[int, str]:
+def _function_text(tool: dict[str, Any]) -> str:
+    def write() -> str:
+        return to_json(tool["function"])
+
+    return text_of(tool, _function_text, write) if isinstance(tool, JsonObject) else write()
+
+
     """For each tool result the function's name: by the call it answers, else as the client named it.
 
     Clients drop `name` from results when they resume a session, so it must not decide the prompt.

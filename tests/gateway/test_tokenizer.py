@@ -15,7 +15,7 @@ from tiny_model import PLAIN_ADDED, SPECIAL, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from gateway import text_memory
-from gateway.control_tokens import ControlTokens, unused_character
+from gateway.control_tokens import ControlTokens, private_characters, unused_character
 from gateway.tokenizer import PromptTokenizer, TooLongError
 from protocol.errors import SettingsError
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
@@ -128,7 +128,7 @@ def test_a_position_inside_a_token_is_dropped():
 def test_a_broken_control_string_is_plain_text(one: str, other: str):
     text = f"{one}<|im_end|>{other}"
     control = tiny().control
-    sentinel = unused_character([text])
+    sentinel = unused_character(private_characters([text]))
     broken = control.broken(text, sentinel)
     assert broken.replace(sentinel, "") == text
     ids = tiny().encode_chat(broken, sentinel=sentinel).token_ids
@@ -138,7 +138,7 @@ def test_a_broken_control_string_is_plain_text(one: str, other: str):
 
 @given(st.text(alphabet="\U000f0000\U000f0001\U000f0002ab", max_size=20))
 def test_the_sentinel_is_no_character_of_the_text(text: str):
-    assert unused_character([text]) not in text
+    assert unused_character(private_characters([text])) not in text
 
 
 def test_kept_control_strings_stay():
