@@ -37,7 +37,9 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
     with gateway.metrics.tokenize.time():
         params, conversation, prompt, grammar = await gateway.in_thread(read, body)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
-    reader = gateway.readers.reader(conversation, prompt, calls=params.calls, one_call=params.one_call)
+    reader = gateway.readers.reader(
+        conversation, prompt, calls=params.calls, one_call=params.one_call, held=grammar is not None
+    )
     caches = params.cache_prompt is not False
     return await gateway.answer(
         request,

@@ -83,11 +83,16 @@ class AnswerLayout(NamedTuple):
     """What is known of the form of a model's answers.
 
     `calls` are the ways in which it may spell calls, the template's first; `said` is what stands before text, and
-    `resumed` what stands between reasoning and anything behind it: None where that cannot be told. `openers` are what
-    a call may begin with, the first of them those calls; none where text and calls are not parted by that alone.
+    `resumed` what stands between reasoning and anything behind it: None where that cannot be told.
+
+    Calls begin with one of the `openers`, or, spelled as `bare`, with an answer or behind `close`, which ends
+    reasoning; there are no openers where this is not all. `markers` are all strings that mean something in answers.
     """
 
     calls: tuple[CallLayout, ...] = ()
     said: str | None = ""
     resumed: str | None = None
     openers: tuple[str, ...] = ()
+    bare: CallLayout | None = None
+    close: str = ""
+    markers: frozenset[str] = frozenset()

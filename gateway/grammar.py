@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
 
 from gateway.call_layout import NAMED, AnswerLayout, Bare, CallLayout, Tags
 from gateway.grammar_bare import BareValues
+from gateway.grammar_beside import Callee, beside_text
 from gateway.grammar_lark import Lark, NotFollowed, Split, any_of, checked, reason
 from gateway.grammar_tags import tagged
+from gateway.reply_json import quoted
+from gateway.schema_cost import too_costly
 from protocol.errors import RequestError
 from protocol.limits import MAX_GRAMMAR_CHARACTERS
 
@@ -34,6 +36,11 @@ class Demand:
     tool: str | None = None
     strict: frozenset[str] = frozenset()
     free: bool = False
+
+    @property
+    def made_of(self) -> tuple[object, ...]:
+        """What a grammar depends on: not how the client calls it."""
+        return self.schema, self.tool, sorted(self.strict), self.free
 
     def refused(self, problem: str) -> RequestError:
         return RequestError(f"{self.field}: {problem}", param=self.field)
@@ -62,6 +69,9 @@ def answer_grammar(
     Further calls may follow the first if `many` are wanted, and not those of one certain tool.
     Raises `RequestError` naming the field, for what cannot be held to.
     """
+    schemas = [] if demand.schema is None else [demand.schema]
+    if problem := too_costly([*schemas, *(tool["function"]["parameters"] for tool in tools)]):
+        raise demand.refused(f"{problem} are not supported")
     lark = Lark(split)
     answers: list[str] = []
     try:
@@ -69,32 +79,24 @@ def answer_grammar(
             schema = checked(dict(demand.schema), "the schema", strict=True)
             answers.append(f"{lark.text(layout.said or '')} {lark.json(schema)}")
         if tools and layout.calls:
-            arguments = [_arguments(lark, tool["function"], layout.calls[0], demand) for tool in tools]
+            functions = (tool["function"] for tool in tools)
+            callees = [Callee(f["name"], _arguments(lark, f, layout.calls[0], demand)) for f in functions]
+            many = many and demand.tool is None
             if demand.free:
-                answers += _beside_text(lark, tools, arguments, layout)
+                answers.append(
+                    beside_text(lark, layout, callees, lambda each: _calls(lark, callees, each, many=True))
+                )
             else:
-                many = many and demand.tool is None
-                answers += [_calls(lark, tools, arguments, spelling, many=many) for spelling in layout.calls]
+                answers += [_calls(lark, callees, spelling, many=many) for spelling in layout.calls]
     except NotFollowed as why:
         raise demand.refused(str(why)) from why
-    text = lark.written(f"{_thought(lark, layout, reasoning)} {any_of(answers)}")
+    thought = "" if demand.free else _thought(lark, layout, reasoning)
+    text = lark.written(f"{thought} {any_of(answers)}")
     if len(text) > MAX_GRAMMAR_CHARACTERS:
         raise demand.refused(f"schemas of more than {MAX_GRAMMAR_CHARACTERS} characters are not supported")
     if problem := LLMatcher.validate_grammar(text):
         raise demand.refused(reason(problem))
     return text
-
-
-def _beside_text(
-    lark: Lark, tools: Sequence[dict[str, Any]], arguments: Sequence[str], layout: AnswerLayout
-) -> list[str]:
-    """Text alone, and calls with or without text before them. What opens a call is no text."""
-    spelling, opener = layout.calls[0], layout.openers[0]
-    text = lark.text_without(layout.openers)
-    if lark.is_special(opener):
-        return [f"{text} ({_calls(lark, tools, arguments, spelling, many=True)})?"]
-    opened = replace(spelling, before=spelling.before.removeprefix(opener))
-    return [text, f"{lark.until(opener)} {_calls(lark, tools, arguments, opened, many=True)}"]
 
 
 def _thought(lark: Lark, layout: AnswerLayout, reasoning: Reasoning | None) -> str:
@@ -129,21 +131,16 @@ def _values(lark: Lark, function: dict[str, Any], layout: CallLayout, what: str,
             return tagged(lark, schema, layout.values, what, strict=strict)
 
 
-def _calls(
-    lark: Lark, tools: Sequence[dict[str, Any]], arguments: Sequence[str], layout: CallLayout, *, many: bool
-) -> str:
+def _calls(lark: Lark, callees: Sequence[Callee], layout: CallLayout, *, many: bool) -> str:
     """A call of any of some tools, and further ones where there may be `many`."""
 
     def call(before: str, between: str) -> str:
-        return any_of(
-            f"{lark.text(_headed(before, tool['function']['name'], between))} {value}"
-            for tool, value in zip(tools, arguments, strict=True)
-        )
+        return any_of(f"{lark.text(_headed(before, name, between))} {rule}" for name, rule in callees)
 
     again = f"({call(*layout.again)}){{0,{_MAX_FURTHER}}}" if many and layout.again is not None else ""
     return lark.rule(f"{call(layout.before, layout.between)} {again} {lark.text(layout.after)}")
 
 
 def _headed(before: str, name: str, between: str) -> str:
-    spelled = json.dumps(name, ensure_ascii=False)[1:-1] if before.endswith('"') else name
+    spelled = quoted(name)[1:-1] if before.endswith('"') else name
     return before.replace(NAMED, name) + spelled + between

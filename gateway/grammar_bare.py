@@ -165,14 +165,14 @@ class BareValues:
             return ""
         value = self._value(schema, f"{path}.*".lstrip("."))
         taken = "|".join(map(pattern, keys))
-        key = self._lark.terminal(f"/{_KEY}/" + (f" & ~/({taken})/" if taken else ""))
+        key = self._lark.terminal(_KEY, [f"({taken})"] if taken else [])
         return self._lark.rule(f'{key} ":" {value}')
 
     def _any(self) -> str:
         """Any value at all."""
         if not self._anything:
             self._anything = self._lark.reserved()
-            key = self._lark.terminal(f"/{_KEY}/")
+            key = self._lark.terminal(_KEY)
             pair = self._lark.rule(f'{key} ":" {self._anything}')
             scalar = self._lark.json(checked({"type": ["number", "boolean", "null"]}, self._what, strict=False))
             items, pairs = (f'({each} ("," {each})*)?' for each in (self._anything, pair))

@@ -36,7 +36,11 @@ class NotFollowed(Exception):
 def checked(schema: dict[str, Any], what: str, *, strict: bool) -> dict[str, Any]:
     """A schema with our options. Raises `NotFollowed`."""
     schema = {**schema, "x-guidance": _OPTIONS | ({} if strict else _LENIENT)}
-    if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)):
+    try:
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    except ValueError as error:  # as for numbers of more than 64 bits
+        problem = str(error)
+    if problem:
         raise NotFollowed(f"{what} cannot be followed: {reason(problem)}")
     return schema
 
@@ -88,10 +92,10 @@ class Lark:
     def define(self, name: str, body: str, options: str = "") -> None:
         self._rules[name] = f"{name}{options}: {body}"
 
-    def terminal(self, pattern: str) -> str:
-        """The name of a new terminal: only these may be made of others by `&` and `~`."""
+    def terminal(self, pattern: str, without: Iterable[str] = ()) -> str:
+        """The name of a new terminal: all text of a pattern but what is that of another one."""
         name = f"T{len(self._rules)}"
-        self._rules[name] = f"{name}: {pattern}"
+        self._rules[name] = f"{name}: /{pattern}/{''.join(f' & ~/{each}/' for each in without)}"
         return name
 
     def text(self, text: str) -> str:
@@ -103,14 +107,17 @@ class Lark:
         ]
         return " ".join(pieces) or '""'
 
+    def pieces(self, text: str) -> list[int | str]:
+        """The special tokens in a text by their ids, and the texts between them."""
+        return list(self._split(text))
+
+    def special(self, texts: Iterable[str]) -> list[int]:
+        """The special tokens in some texts."""
+        return sorted({piece for text in texts for piece in self._split(text) if isinstance(piece, int)})
+
     def is_special(self, text: str) -> bool:
         """Whether a text begins with a special token, which no other text can run into."""
         return isinstance(next(iter(self._split(text)), None), int)
-
-    def text_without(self, texts: Iterable[str]) -> str:
-        """Any text in which some others do not occur. Special tokens are no text, and never do."""
-        excluded = [f" & ~/(.|\\n)*{pattern(each)}(.|\\n)*/" for each in texts if not self.is_special(each)]
-        return self.terminal(_ANY_TEXT + "".join(excluded))
 
     def until(self, end: str) -> str:
         """Any text up to and with an end."""

@@ -15,6 +15,7 @@ from gateway.reply_call_gemma import QUOTE, GemmaNotation
 from gateway.reply_call_named import NamedNotation
 from gateway.reply_call_tags import TagNotation
 from gateway.reply_calls import Calls, Notation
+from gateway.reply_formats import markers
 from gateway.reply_parser import StreamParser, Thinking
 
 _NAME, _WORD = "probe_function", "wordprobe"
@@ -63,11 +64,20 @@ def find_layout(renderer: Renderer, notation: Notation | None, thinking: Thinkin
     spellings = notation.also if isinstance(notation, NamedNotation) else ()
     also = (replace(found, before=before, between=between) for before, between in spellings)
     calls = (found, *(other for other in also if is_read(other)))
-    if parts_answers:
-        return AnswerLayout(calls, said, probes.resumed(found.before))
-    own = next((opener for opener in notation.openers if found.before.startswith(opener)), None)
-    openers = () if own is None else (own, *(opener for opener in notation.openers if opener != own))
-    return AnswerLayout(calls, said, None, openers)
+    resumed = probes.resumed(found.before) if parts_answers else None
+    bare = _bare(found, notation) if notation.bare else None
+    if bare is None and (notation.bare or not any(opener in found.before for opener in notation.openers)):
+        return AnswerLayout(calls, said, resumed)
+    close = "" if thinking is None else thinking.close
+    return AnswerLayout(calls, said, resumed, notation.openers, bare, close, markers(notation, thinking, end))
+
+
+def _bare(found: CallLayout, notation: Notation) -> CallLayout | None:
+    """How calls are spelled that have no opener: the name comes first in their object, so that it says what follows."""
+    opener = next((opener for opener in notation.openers if found.before.startswith(opener)), "")
+    before = found.before.removeprefix(opener).lstrip()
+    named = before.replace(" ", "") == '{"name":"' and found.between.startswith('"')
+    return replace(found, before=before) if named else None
 
 
 class _Probes:

@@ -57,18 +57,21 @@ async def _answer(
     answer = make(request_id, params.model or gateway.model_names[0], gateway.maker.token_bytes, params)
     requests = _requests(request_id, prompts, params, gateway.maker, model, grammar)
     absorbed = conversation if params.cache_prompt is not False else None
-    reader = _AS_TEXT if conversation is None else _reader(gateway, conversation, prompts[0], params)
+    reader = _AS_TEXT if conversation is None else _reader(gateway, conversation, prompts[0], params, grammar)
     stops, stream = params.stop or (), bool(params.stream)
     return await gateway.answer(request, requests, stops, answer, stream, absorbed, reader)
 
 
-def _reader(gateway: Gateway, conversation: Conversation, prompt: Prompt, params: CommonParams) -> ReplyReader:
+def _reader(
+    gateway: Gateway, conversation: Conversation, prompt: Prompt, params: CommonParams, grammar: str | None
+) -> ReplyReader:
     assert isinstance(params, ChatParams)
     return gateway.readers.reader(
         conversation,
         prompt,
         calls=params.tool_choice != "none",
         one_call=params.parallel_tool_calls is False,
+        held=grammar is not None,
     )
 
 

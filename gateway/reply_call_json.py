@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.reply import Part
 from gateway.reply_calls import MAX_NAME, Calls
-from gateway.reply_json import captured, string
+from gateway.reply_json import captured, quoted, string
 from gateway.reply_scanner import BLANKS, Scanner, Steps
 
 _NAMES = ("name", "tool_name", "function")
@@ -21,7 +21,7 @@ class JsonNotation:
     """`{"name": ..., "arguments": {...}}`, one or a list of them, behind an opener.
 
     `keyed`: the objects are `{name: arguments}` instead. `bare`: an answer that begins with such an object is a call
-    too, if it names a tool there is.
+    too, if it names a tool there is; with `name_first`, only if it does so before anything else.
     """
 
     openers: tuple[str, ...]
@@ -29,10 +29,17 @@ class JsonNotation:
     keyed: bool = False
     bare: bool = False
     inner: tuple[str, ...] = ()
+    name_first: bool = False
+
+    def held(self) -> JsonNotation:
+        """For answers whose grammar holds calls to their form: what only resembles one without an opener is text."""
+        return replace(self, name_first=True)
 
     def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
         """See `Notation`."""
         made = False
+        if not opener and self.name_first and not (yield from _is_named_first(scanner)):
+            return False
         while True:
             following = yield from scanner.skip(BLANKS + "[],;" + ("}" if made else ""))
             if following != "{":
@@ -106,6 +113,31 @@ class JsonNotation:
                 break
             scanner.drop()
         scanner.drop()
+
+
+def _is_named_first(scanner: Scanner) -> Steps[bool]:
+    """Whether the object that comes next begins with a name without escapes, or with its type before that."""
+    start = scanner.at
+    yield from scanner.take("{")
+    yield from scanner.skip(BLANKS + ",")
+    if (yield from _take_key(scanner, "type")) and (yield from scanner.take('"function"')):
+        yield from scanner.skip(BLANKS + ",")
+    named = yield from _take_key(scanner, "name")
+    at = scanner.at
+    name = (yield from string(scanner)) if named and (yield from scanner.next_is('"')) else None
+    plain = name is not None and scanner.text[at : scanner.at] == quoted(name)
+    scanner.at = start
+    return plain
+
+
+def _take_key(scanner: Scanner, key: str) -> Steps[bool]:
+    """Read a key and what parts it from its value."""
+    if not (yield from scanner.take(f'"{key}"')):
+        return False
+    yield from scanner.skip()
+    colon = yield from scanner.take(":")
+    yield from scanner.skip()
+    return bool(colon)
 
 
 def _is_name(name: str | None) -> bool:

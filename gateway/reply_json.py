@@ -74,6 +74,11 @@ class JsonValue:
         return found.start()
 
 
+def quoted(text: str) -> str:
+    """A string as models write it: with no more escapes than it needs."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def captured(scanner: Scanner) -> Steps[str | None]:
     """The text of the value that comes next; None where it is none or ends early."""
     value, start = JsonValue(), scanner.at

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import astuple
 
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
 from gateway.grammar import Demand, Reasoning, answer_grammar
+from gateway.grammar_cache import KnownGrammars
 from gateway.layout_probe import find_layout
 from gateway.prompts import Prompt, PromptMaker
 from gateway.reply import ReplyParser, ReplyReader
+from gateway.reply_call_json import JsonNotation
 from gateway.reply_calls import Calls
 from gateway.reply_formats import NOTATIONS, THINKINGS, markers
 from gateway.reply_parser import StreamParser, Thinking
@@ -20,7 +23,7 @@ _log = logging.getLogger("prefixd.gateway")
 
 
 class ReplyReaders:
-    """Makes the readers of one model. Immutable."""
+    """Makes the readers of one model. Safe to use from several threads."""
 
     def __init__(self, maker: PromptMaker, settings: GatewaySettings) -> None:
         self._maker = maker
@@ -32,6 +35,7 @@ class ReplyReaders:
             for renderer in maker.renderers.values()
             for found in (self._formats[id(renderer)],)
         }
+        self._known = KnownGrammars()
         for formats in sorted(set(self._formats.values())):
             _log.info("answers are read with calls as %s and reasoning as %s", formats.calls, formats.reasoning)
 
@@ -40,11 +44,22 @@ class ReplyReaders:
         return self._formats[id(self._maker.renderer(conversation))]
 
     def reader(
-        self, conversation: Conversation, prompt: Prompt, *, calls: bool = True, one_call: bool = False
+        self,
+        conversation: Conversation,
+        prompt: Prompt,
+        *,
+        calls: bool = True,
+        one_call: bool = False,
+        held: bool = False,
     ) -> ReplyReader:
-        """`calls`: tools may be called, if the conversation has any; `one_call`: the answer ends with its first."""
+        """`calls`: tools may be called, if the conversation has any; `one_call`: the answer ends with its first.
+
+        `held`: the answer has a grammar, so nothing that only resembles a call need be taken for one.
+        """
         formats = self.formats(conversation)
         notation = NOTATIONS.get(formats.calls) if calls and conversation.callable_tools else None
+        if held and isinstance(notation, JsonNotation):
+            notation = notation.held()
         thinking = THINKINGS.get(formats.reasoning)
         inside = thinking is not None and thinking.opened_by(_opening(conversation, prompt))
         end = self._maker.renderer(conversation).habits.end_before_calls
@@ -82,7 +97,7 @@ class ReplyReaders:
             tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
             if not tools:
                 raise demand.refused("there is no such tool" if demand.tool else "there are no tools to call")
-            if not layout.calls or self._ends_early(conversation):
+            if not layout.calls or (self._ends_early(conversation) and not demand.free):
                 raise demand.refused(f"calls in the notation of this model ({formats.calls}) cannot be forced")
         elif layout.said is None:
             raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
@@ -91,8 +106,12 @@ class ReplyReaders:
             reasoning = None  # what parts it from an answer is not known
         self._maker.vocabulary  # noqa: B018 (made here, on a thread, and not where it is sent)
         split = self._maker.token_bytes.split
+        # Layouts belong to renderers, and those live as long as this.
+        made_of = (id(layout), demand.made_of, tools, reasoning and astuple(reasoning), many)
         try:
-            return answer_grammar(demand, tools, layout, reasoning, split, many=many)
+            return self._known.grammar(
+                made_of, lambda: answer_grammar(demand, tools, layout, reasoning, split, many=many)
+            )
         except RequestError:
             if demand.free:
                 return None  # nobody asked for a form: such tools are called as the model likes

@@ -54,6 +54,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
         prompt,
         calls=params.tool_choice != "none",
         one_call=params.parallel_tool_calls is False,
+        held=read.grammar is not None,
     )
     absorbed = read.conversation if cached else None
     return await gateway.answer(

@@ -134,6 +134,8 @@ class Admission:
             if leader is not None and leader.state == "prefill" and leader.computed < request.follow_until:
                 continue
             request.follows = None
+            if request.is_compiling:
+                continue
             if self._start(request):
                 self.waiting.remove(request)
                 self._turns.took(request, self.waiting)

@@ -129,6 +129,7 @@ def build(
         verify_hits=settings.verify_hits,
         differ=lambda kept, computed: not torch.equal(kept, computed),
         tiers=tiers,
+        wake=lambda: sockets.inbox.put(None),
     )
     info = ModelInfo(
         fingerprint=model_id,

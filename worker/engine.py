@@ -134,7 +134,8 @@ class Engine:
         self._sockets.inbox.put(None)
 
     def close(self) -> None:
-        """Give back what the slower tiers hold of the system. Call it once the loop has ended."""
+        """End what goes on beside the loop, and give back what that holds. Call it once the loop has ended."""
+        self._scheduler.grammars.close()
         if self._tiers is not None:
             self._tiers.close()
 

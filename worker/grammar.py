@@ -49,18 +49,13 @@ class Constraint:
         self._matcher.consume_token(token)
 
 
-class Grammars:
-    """Compiles grammars for one model. Knows its vocabulary once a gateway has told it."""
+class Compiler:
+    """Compiles grammars for one vocabulary, whose tokenizer is made for the first. Not for two threads at once."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, vocabulary: Vocabulary) -> None:
         self._vocab_size = vocab_size
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
-
-    def learn(self, vocabulary: Vocabulary) -> None:
-        """Take the tokens' bytes; nothing is done with them until a grammar comes."""
-        if vocabulary != self._vocabulary:
-            self._vocabulary, self._tokenizer = vocabulary, None
 
     def constraint(self, grammar: str) -> Constraint:
         """The start of an answer. Raises `GrammarError`."""
@@ -72,8 +67,6 @@ class Grammars:
         return Constraint(matcher)
 
     def _build(self) -> LLTokenizer:
-        if self._vocabulary is None:
-            raise GrammarError("no vocabulary has been told")
         try:
             tokens = [bytes.fromhex(token) for token in self._vocabulary.tokens.split(" ")]
         except ValueError as error:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from protocol.messages import FailureCode, Outcome, Reason
+from worker.grammars import Source
 from worker.sequences import Request, State
 
 _PARTIAL_REASONS = (
@@ -67,6 +68,11 @@ class WorkerMetrics:
             "cache_tokens",
             "Prompt tokens by where their state came from",
             source=("computed", "device", "host", "disk"),
+        )
+        self.grammars = counter(
+            "grammars",
+            "Requests with a grammar by where that came from: kept from another one, compiled, or refused",
+            source=get_args(Source),
         )
         self.inexact_hits = Counter(
             "prefixd_inexact_hits",

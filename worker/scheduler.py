@@ -30,7 +30,7 @@ from worker.admission import Admission, NeverFits
 from worker.background import Background
 from worker.block_pool import BlockPool
 from worker.commits import Commits
-from worker.grammar import GrammarError, Grammars
+from worker.grammars import Grammars
 from worker.journal import Journal
 from worker.metrics import WorkerMetrics
 from worker.passes import Passes
@@ -74,11 +74,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         state_chunk: int = 1,
         tiers: Tiers | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
+        """`wake` ends the engine's waiting, from any thread. Without it grammars are compiled on the engine's own."""
         self.epoch = epoch
         self.running = Running()
         self._max_queue_seconds = max_queue_seconds
-        self.grammars = Grammars(vocab_size)
+        self.grammars = Grammars(vocab_size, lambda source: metrics.grammars.labels(source=source).inc(), wake)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._pool = pool
         self._metrics = metrics
@@ -135,10 +137,8 @@ class Scheduler:
         if (sender, message.request_id) in self._requests:
             refusal = "invalid", f"request_id {message.request_id} is in use"
         if refusal is None and message.sampling.grammar is not None:
-            try:
-                request.constraint = self.grammars.constraint(message.sampling.grammar)
-            except GrammarError as error:
-                refusal = "invalid", f"grammar: {error}"
+            request.constraint = self.grammars.ask(message.sampling.grammar)
+            refusal = _not_compiled(request)
         if refusal is not None:
             code, text = refusal
             self._metrics.requests.labels(result=f"refused_{code}").inc()
@@ -231,8 +231,9 @@ class Scheduler:
 
     @property
     def is_loading(self) -> bool:
-        """Nothing runs, as what could waits for a slower tier."""
-        return self.running.is_empty and self._tiers is not None and self._tiers.is_loading
+        """Nothing runs, as what could waits for a slower tier or for its grammar."""
+        waits = self._tiers is not None and self._tiers.is_loading
+        return self.running.is_empty and (waits or any(request.is_compiling for request in self.waiting))
 
     def _give_way(self) -> bool:
         """A request needs room: free what less urgent work holds. False if it holds nothing."""
@@ -241,7 +242,7 @@ class Scheduler:
     # Steps
 
     def next_step(self) -> Step | None:
-        """What to do now; None when every request has ended, or waits for a slower tier, and nothing else is to do."""
+        """What to do now; None when every request has ended, or waits for what is loaded, and nothing else is to do."""
         while True:
             self._admit()
             if self.is_loading:
@@ -267,6 +268,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         self._refuse_overdue()
+        for each in list(self.waiting):
+            if problem := _not_compiled(each):
+                self.fail(each, *problem)
         while True:
             try:
                 request = self._admission.next()
@@ -337,7 +341,7 @@ class Scheduler:
         message = request.message
         used = request.blocks[: self._pool.blocks_for(request.total)]
         for index in range(message.n):
-            constraint = None if request.constraint is None else request.constraint.copy()
+            constraint = None if request.constraint is None else request.constraint.result().copy()
             choice = Choice(request, index, Sampler(message.sampling, index, message.token_ids, constraint))
             if index:
                 self._pool.share(used)
@@ -438,3 +442,10 @@ class Scheduler:
             f"kv_memory is full: {pool.total_count} blocks of {pool.block_tokens} tokens, {pool.free_count} free"
             f"{states}, and this request at {request.computed} of {request.total} tokens needs more",
         )
+
+
+def _not_compiled(request: Request) -> tuple[FailureCode, str] | None:
+    """Why a request cannot go on whose grammar could not be compiled; None while that is not known, or where it was."""
+    compiled = request.constraint
+    error = compiled.exception() if compiled is not None and compiled.done() else None
+    return None if error is None else ("invalid", f"grammar: {error}")

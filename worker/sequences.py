@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from protocol.messages import Boundary, FinishReason, Generate, Outcome, Reason
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from worker.grammar import Constraint
@@ -63,7 +65,9 @@ class Request:
     message: Generate
     arrived: float
     caching: bool  # may read and write the cache
-    constraint: Constraint | None = None  # of which each choice follows a copy
+    constraint: Future[Constraint] | None = (
+        None  # of which each choice follows a copy; it waits until this is there
+    )
     state: State = "queued"
     outcome: Outcome = "miss"
     reason: Reason = "disabled"
@@ -108,6 +112,11 @@ class Request:
     @property
     def generated(self) -> int:
         return sum(choice.generated for choice in self.choices)
+
+    @property
+    def is_compiling(self) -> bool:
+        """It cannot start yet, as its grammar is being compiled."""
+        return self.constraint is not None and not self.constraint.done()
 
     @property
     def is_open(self) -> bool:

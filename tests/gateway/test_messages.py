@@ -220,7 +220,7 @@ async def test_the_tool_choice_decides_how_the_answer_is_read(
     served: Served, by_line: list, choice: object, calls: bool, one_call: bool
 ):
     await ask(served, tool_choice=choice)
-    assert by_line == [{"calls": calls, "one_call": one_call}]
+    assert by_line == [{"calls": calls, "one_call": one_call, "held": False}]
 
 
 async def test_a_lookup_that_comes_late_is_told_at_the_end(served: Served, worker: FakeWorker):

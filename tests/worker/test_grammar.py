@@ -9,7 +9,7 @@ import torch
 from scheduler_rig import VOCAB, Rig, one
 
 from protocol.messages import Completed, Failed, Sampling, Vocabulary
-from worker.grammar import Constraint, GrammarError, Grammars
+from worker.grammar import Compiler, Constraint, GrammarError
 from worker.io import FromGateway
 from worker.sampling import Sampler, describe
 
@@ -19,10 +19,8 @@ TOKENS = ["<end>", "<mark>", *"abcdefgh", *'{}[]":, 0123456789', "ab", "abc", '{
 TOLD = Vocabulary(" ".join(token.encode().hex() for token in TOKENS), (0, 1), (END,))
 
 
-def grammars(vocab_size: int = VOCAB) -> Grammars:
-    made = Grammars(vocab_size)
-    made.learn(TOLD)
-    return made
+def grammars(vocab_size: int = VOCAB) -> Compiler:
+    return Compiler(vocab_size, TOLD)
 
 
 def allowed(constraint: Constraint) -> set[int]:
@@ -102,13 +100,9 @@ def test_a_grammar_that_cannot_be_followed_says_why(grammar, reason):
         grammars().constraint(grammar)
 
 
-@pytest.mark.parametrize("vocabulary", [None, Vocabulary("zz", (), ())])
-def test_without_a_vocabulary_there_are_no_grammars(vocabulary):
-    made = Grammars(VOCAB)
-    if vocabulary is not None:
-        made.learn(vocabulary)
+def test_without_a_vocabulary_there_are_no_grammars():
     with pytest.raises(GrammarError, match="vocabulary"):
-        made.constraint('start: "a"')
+        Compiler(VOCAB, Vocabulary("zz", (), ())).constraint('start: "a"')
 
 
 def test_a_choice_is_made_among_what_is_allowed_and_the_row_stays_as_it_is():
