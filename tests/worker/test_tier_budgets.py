@@ -11,6 +11,7 @@ from pathlib import Path
 
 import killed_writer
 import pytest
+from scheduler_rig import one
 from tier_rig import ENTRIES, HERE, Start, TierRig, chat, folder_bytes
 
 from worker.snapshot_index import SnapshotIndex
@@ -63,6 +64,26 @@ def test_a_worker_killed_in_a_write_leaves_whole_files_within_the_budget(tmp_pat
             assert reading.tensors["kv"].equal(wanted["kv"])
     finally:
         tier.close()
+
+
+def test_files_that_make_room_go_before_what_is_written_in_their_place(start: Start):
+    """Deleting a large file takes long: the engine does not wait for it. What an operator removes is gone at once."""
+    rig = start(disk_bytes=3000)
+    for who in range(5):
+        rig.serve(one(who, 9))
+        rig.settle()
+    before = folder_bytes(rig.disk.folder)
+    rig.disk._writer.is_held = True
+    rig.serve(one(9, 9))
+    rig.turn_until(lambda: not rig.tiers.pending)
+    assert rig.disk.ledger.evictions > 0
+    assert folder_bytes(rig.disk.folder) == before
+    assert "are being written" in rig.ask("import", folder="/").error
+    rig.ask("flush")
+    assert folder_bytes(rig.disk.folder) < 1000, "but for what the writer has to see to"
+    rig.disk._writer.let_go()
+    rig.settle()
+    assert folder_bytes(rig.disk.folder) == rig.disk.ledger.held == 0
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class World:
         self.left: dict[Part, None] = {}  # what was there when room was asked for, but for what went since
         self.stays: set[Node] = set()
 
-    def goes(self, part: Part) -> None:
+    def goes(self, part: Part, at_once: bool) -> None:
         """See that no other part should have gone before."""
         inner = [p for p in self.left if self.recurs and p.kind == "state" and self.is_inner(p.node)]
         if inner:
@@ -129,7 +129,7 @@ def test_what_a_choice_needs_alone_leaves_all_others_whole(data: st.DataObject, 
     chosen = {kept[place] for place in data.draw(st.sets(st.sampled_from(range(len(kept)))))}
     others = [node for node in kept if node not in chosen]
     going = ledger.needed_only_by(chosen)
-    ledger._freed = world.gone.append
+    ledger._freed = lambda part, at_once: world.gone.append(part)
     for part in going:
         ledger.drop(part, "evicted")
     for node in others:

@@ -8,18 +8,20 @@ A file is renamed into place once all of it is written, so a worker that is kill
 cleared. Files are not forced to the medium (no fsync): that would slow writes and reads to save what can be computed
 again. After a power cut the last half minute of writes may be missing, empty or in part zeros; the seal and the
 checksums find that out as they do every other fault, and it costs those boundaries alone. All accounts are kept on the
-engine's thread, which alone deletes files.
+engine's thread. What an operator or a fault removes is deleted there, at once; what makes room is deleted by the thread
+that writes, before it writes.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ class _Writing:
     kind: PartKind
     size: int
     path: Path
+    instead_of: list[tuple[Path, int]]  # files that have to go first, and their bytes
     wanted: bool = True  # False once it was flushed
 
 
@@ -108,6 +111,7 @@ class DiskTier:
         self._foreign_numerics = foreign_numerics
         self._pending: dict[tuple[Node, PartKind], _Writing] = {}
         self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
+        self._going: list[tuple[Path, int]] = []  # files of parts that have just gone, to make room
         self._lock = take(folder, self.folder)
         self._writer = executor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
         self._readers = executor(_READERS, thread_name_prefix="disk-reader")
@@ -156,7 +160,8 @@ class DiskTier:
             self.ledger.tell("fail", "no_room", node, kind)
             log.warning("disk cache: no room for %d bytes", size)
             return False
-        writing = _Writing(node, kind, size, self.folder / file_name(node.tenant, node.digest, kind))
+        going, self._going = self._going, []
+        writing = _Writing(node, kind, size, self.folder / file_name(node.tenant, node.digest, kind), going)
         self._pending[node, kind] = writing
         self.ledger.promised += size
         self.backlog += size
@@ -164,9 +169,12 @@ class DiskTier:
         return True
 
     def _write(self, writing: _Writing, label: Label, tensors: Tensors) -> None:
-        """On the writer's thread."""
+        """On the writer's thread. To delete large files takes a while as well."""
         seal, error = "", None
         try:
+            writing.instead_of = [(path, size) for path, size in writing.instead_of if not delete(path)]
+            if writing.instead_of:
+                raise OSError(errno.EBUSY, "no room could be made")
             seal = write_file(writing.path, label, self.identity, tensors)
         except OSError as caught:
             error = caught
@@ -180,6 +188,7 @@ class DiskTier:
             del self._pending[writing.node, writing.kind]
             self.ledger.promised -= writing.size
             self.backlog -= writing.size
+            self._still_there(writing.instead_of)
             if error is not None:
                 cause = write_cause(error)
                 self.failures[cause] += 1
@@ -234,12 +243,27 @@ class DiskTier:
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._lock.close()
 
-    def _unlink(self, part: Part) -> None:
+    def _unlink(self, part: Part, at_once: bool) -> None:
+        """What makes room for a part goes on the writer's thread, just before that part is written."""
         assert isinstance(part.place, _File)
         self.refusals.pop(part.place.path.name, None)
-        if not delete(part.place.path):
+        if not at_once:
+            self._going.append((part.place.path, part.size))
+        elif not delete(part.place.path):
+            self._still_there([(part.place.path, part.size)])
+
+    def _still_there(self, files: Iterable[tuple[Path, int]]) -> None:
+        """They could not be deleted: what they take is not to be had."""
+        for _, size in files:
             self.failures["unwritable"] += 1
-            self.ledger.promised += part.size  # it still lies there
+            self.ledger.promised += size
+
+    def make_room(self, size: int) -> bool:
+        """As `Ledger.room`, at once: files of others are about to be put here."""
+        has_room = self.ledger.room(size)
+        going, self._going = self._going, []
+        self._still_there([(path, size) for path, size in going if not delete(path)])
+        return has_room
 
     # What others have left here
 
@@ -261,7 +285,7 @@ class DiskTier:
         before = len(self.ledger.parts)
         self._enter(found)
         added = len(self.ledger.parts) - before
-        self.ledger.room(0)
+        self.make_room(0)
         log.info("disk cache: %d files with %d bytes in %s", len(self.ledger.parts), self.ledger.held, self.folder)
         return added
 

@@ -34,7 +34,7 @@ class HostTier:
         *,
         recurs: bool,
     ) -> None:
-        self.ledger = Ledger("host", limit, index, lambda part: None, clock, events, recurs=recurs)
+        self.ledger = Ledger("host", limit, index, lambda part, at_once: None, clock, events, recurs=recurs)
         self.failures: Counter[str] = Counter()
         self.written_bytes = 0
         self._clock = clock

@@ -41,7 +41,8 @@ def needed_by(nodes: Collection[Node]) -> set[PartOf]:
 
 
 class Ledger:
-    """The parts of one tier. `freed` is told of each that goes, once the index no longer names it.
+    """The parts of one tier. `freed` is told of each that goes, once the index no longer names it, and whether what it
+    was must be gone at once: what only makes room for others need not.
 
     What the operator has pinned stays, and so does all that it extends.
     """
@@ -51,7 +52,7 @@ class Ledger:
         tier: TierName,
         limit: int,
         index: SnapshotIndex,
-        freed: Callable[[Part], None],
+        freed: Callable[[Part, bool], None],
         clock: Callable[[], float],
         events: EventLog,
         *,
@@ -91,7 +92,7 @@ class Ledger:
         if is_new:
             self.tell("write", "", part.node, part.kind)
 
-    def drop(self, part: Part, reason: AbsentReason, *, replaced: bool = False) -> None:
+    def drop(self, part: Part, reason: AbsentReason, *, replaced: bool = False, at_once: bool = True) -> None:
         """It is never found again. `replaced`: another one has taken its place already."""
         self._index.drop_part(part.node, self.key(part.kind), reason)
         del self.parts[part]
@@ -100,7 +101,7 @@ class Ledger:
         self._note_snapshots(part.node)
         self.tell("drop", "replaced" if replaced else reason, part.node, part.kind)
         if not replaced:
-            self._freed(part)
+            self._freed(part, at_once)
 
     def tell(self, kind: EventKind, cause: str, node: Node, part: PartKind) -> None:
         """Something happened to a part here."""
@@ -131,7 +132,7 @@ class Ledger:
             if self.held + self.promised + size <= self.limit:
                 break
             self.evictions += 1
-            self.drop(victim, "evicted")
+            self.drop(victim, "evicted", at_once=False)
         self._index.trim()
         return self.held + self.promised + size <= self.limit
 

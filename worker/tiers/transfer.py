@@ -71,7 +71,7 @@ def import_snapshots(disk: DiskTier, folder: Path) -> Transferred:
         target = disk.folder / file_name(label.tenant, label.boundary.digest, label.kind)
         if target.exists():
             refused["known"] += 1
-        elif not disk.ledger.room(size + found.size):
+        elif not disk.make_room(size + found.size):
             refused["no_room"] += 1
         else:
             try:
