@@ -43,6 +43,8 @@ class RowCounts:
     key_multiple: int
     batch_invariant: bool
     exact: bool
+    padded: tuple[tuple[int, int, int, int], ...] = ()
+    """Products of (rows, outputs, inputs) that are computed with more rows, and how many."""
 
 
 def check_rows(model: Model, kv_dtype: torch.dtype, max_positions: int, deterministic: bool) -> RowCounts:

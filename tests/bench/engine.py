@@ -78,8 +78,9 @@ class Bench:
         )
         torch.cuda.synchronize()
         loaded = time.monotonic()
-        ops = TritonOps(tiles_for(self.device))
-        counts = check_products(model, ops)
+        tiles = tiles_for(self.device)
+        counts, padded = check_products(model, TritonOps(tiles))
+        ops = TritonOps(tiles, padded=padded)
         checked = time.monotonic()
         blocks = 65 * (CONTEXT // BLOCK_TOKENS) // 8
         cache = KVCache(self.config, blocks, torch.bfloat16, self.device)
@@ -90,6 +91,7 @@ class Bench:
             "row_check_s": checked - loaded,
             "graphs_s": time.monotonic() - checked,
             "row_counts": counts,
+            "padded": self.runner.row_counts.padded,
         }
         self.layer_weights = sum(
             w.numel() for layer in model.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)

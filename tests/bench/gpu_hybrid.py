@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import triton
 from engine import Bench, Row, Served, ceilings, device_ms
-from random_model import random_weights
+from random_model import HYBRID_SHAPE, random_weights
 from torch.profiler import ProfilerActivity, profile
 
 from worker.block_pool import BlockPool
@@ -34,26 +34,6 @@ from worker.model_config import parse_config
 from worker.recurrent import StatePool
 from worker.steps import StateUse
 
-SHAPE: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 49152,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-    "tie_word_embeddings": False,
-}
 CONTEXT = 34816  # longest sequence here
 ENTRIES = 256
 ATTENTION_LAYERS = 8
@@ -67,14 +47,15 @@ class HybridBench(Bench):
         self.repeat = repeat
         self.rows: list[Row] = []
         self.bytes_per_ms, self.flops_per_ms = ceilings(self.device)
-        self.config = parse_config(SHAPE)
+        self.config = parse_config(HYBRID_SHAPE)
         started = time.monotonic()
         weights = random_weights(self.config, self.device, torch.bfloat16)
         model = HybridModel(self.config, weights, torch.bfloat16, self.device, CONTEXT)
         torch.cuda.synchronize()
         loaded = time.monotonic()
-        ops = TritonMixedOps(tiles_for(self.device))
-        counts = check_products(model, ops)
+        tiles = tiles_for(self.device)
+        counts, padded = check_products(model, TritonMixedOps(tiles))
+        ops = TritonMixedOps(tiles, padded=padded)
         checked = time.monotonic()
         blocks = 33 * (CONTEXT // BLOCK_TOKENS) // 4
         cache = KVCache(self.config, blocks, torch.bfloat16, self.device)
@@ -86,6 +67,7 @@ class HybridBench(Bench):
             "row_check_s": checked - loaded,
             "graphs_s": time.monotonic() - checked,
             "row_counts": counts,
+            "padded": self.runner.row_counts.padded,
             "state_bytes": self.states.layout.entry_bytes,
             "kv_bytes_per_token": block_bytes(self.config, torch.bfloat16) // BLOCK_TOKENS,
         }

@@ -1,7 +1,8 @@
 """Write a checkpoint of random weights in the real layout, to measure with: `random_model.py DIRECTORY`.
 
-Its shape is that of an 8B dense model, or of another `config.json`. The tokenizer, and with it the chat template, is
-copied from a folder or made of a .gguf file; the vocabulary is as large as the tokenizer's.
+Its shape is that of an 8B dense model, of a 9B hybrid (the text part of a Qwen3.5), or of another `config.json`. The
+tokenizer, and with it the chat template, is copied from a folder or made of a .gguf file; the vocabulary is as large as
+the tokenizer's.
 """
 
 from __future__ import annotations
@@ -39,6 +40,28 @@ SHAPE = {
     "rope_theta": 1e6,
     "tie_word_embeddings": False,
 }
+HYBRID_SHAPE = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 49152,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+}
+SHAPES: dict[str, dict[str, Any]] = {"dense": SHAPE, "hybrid": HYBRID_SHAPE}
 VOCABULARY_MULTIPLE = 64  # as real models are padded
 SHARD_BYTES = 2 << 30
 WRITERS = 4
@@ -108,11 +131,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a model's folder or .gguf file")
-    parser.add_argument("--config", type=Path, help="config.json of another shape (default: the 8B dense one)")
+    parser.add_argument("--shape", choices=SHAPES, default="dense", help="(default: %(default)s)")
+    parser.add_argument("--config", type=Path, help="config.json of another shape")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     started = time.perf_counter()
-    shape = json.loads(options.config.read_text()) if options.config else SHAPE
+    shape = json.loads(options.config.read_text()) if options.config else SHAPES[options.shape]
     write_model(options.directory, options.tokenizer, shape, torch.device(options.device))
     size = sum(file.stat().st_size for file in options.directory.iterdir())
     print(f"{options.directory}: {size / 1e9:.1f} GB in {time.perf_counter() - started:.1f} s")

@@ -113,7 +113,10 @@ def test_shapes_of_products_are_checked_for_each_kind_of_layer(tmp_path: Path):
     _, run = make(tmp_path, "sharing")
     for index in range(len(run.model.products())):
         shapes = {len(run.model.products()[index])}
-        assert check_products(run.model, Fickle(), (128, 512)) == (512,)
+        counts, padded = check_products(run.model, Fickle(), (128, 512))
+        assert counts == (128, 512)
+        assert {outputs for _, outputs, _ in padded} == shapes
+        assert set(padded.values()) == {512}
 
 
 def test_what_is_served(tmp_path: Path):

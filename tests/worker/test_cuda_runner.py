@@ -86,17 +86,23 @@ def test_what_is_served(tmp_path: Path):
         DenseModel(config, iter_weights(tmp_path, config), torch.float32, CPU, 512)
 
 
-def test_counts_whose_rows_differ_leave_the_list(tmp_path: Path):
+def test_products_whose_rows_differ_at_a_count_run_at_another(tmp_path: Path):
     class Fickle(TorchOps):
-        """A library whose rows are others at one count, and everywhere in one shape's smallest product."""
+        """A library whose rows are others at one count, and of one shape in its smallest product."""
 
         def product(self, x: Any, weight: Any) -> Any:
             wrong = len(x) == 384 or (len(x) == 128 and weight.shape[1] == 80)
             return x[:, :1] + len(x) * wrong
 
-    save_tiny(tmp_path, "llama")
-    model = load(tmp_path)
-    assert check_products(model, Fickle(), (128, 256, 384, 512)) == (256, 512)
+    model = load_tiny(tmp_path)
+    counts, padded = check_products(model, Fickle(), (128, 256, 384, 512))
+    shapes = {tuple(weight.shape) for weight in model.products()}
+    assert counts == (128, 256, 384, 512)
+    assert padded == {
+        **{(384, *shape): 512 for shape in shapes},
+        **{(128, *shape): 256 for shape in shapes if shape[1] == 80},
+    }
+    assert any(shape[1] == 80 for shape in shapes)
 
     class Odd(TorchOps):
         """A library whose rows depend on their number in every way."""
@@ -104,4 +110,26 @@ def test_counts_whose_rows_differ_leave_the_list(tmp_path: Path):
         def product(self, x: Any, weight: Any) -> Any:
             return x[:, :1] + len(x)
 
-    assert len(check_products(model, Odd(), (128, 256, 512))) == 1
+    counts, padded = check_products(model, Odd(), (128, 256, 512))
+    assert counts[-1] in {padded.get((count, *shape), count) for count in counts for shape in shapes}
+    for shape in shapes:
+        assert len({padded.get((count, *shape), count) for count in counts}) == 1
+
+
+def test_a_padded_product_has_the_rows_of_the_larger_one():
+    x, weight = torch.randn(5, 7), torch.randn(3, 7)
+    found = TorchOps({(5, 3, 7): 9}).product(x, weight)
+    assert found.shape == (5, 3)
+    assert torch.equal(found, torch.nn.functional.linear(torch.cat([x, torch.zeros(4, 7)]), weight)[:5])
+
+
+def test_what_products_run_at_is_told(tmp_path: Path):
+    model = load_tiny(tmp_path)
+    padded = {(128, 64, 64): 256}
+    told = CudaRunner(model, KVCache(model.config, 8, torch.float32, CPU), TorchOps(padded), (128, 256)).row_counts
+    assert told.padded == ((128, 64, 64, 256),)
+
+
+def load_tiny(path: Path) -> DenseModel:
+    save_tiny(path, "llama")
+    return load(path)

@@ -8,25 +8,13 @@ from typing import Any
 import pytest
 import torch
 from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_hits
+from gpu_rig import DENSE, on_a_card, save_model
 from snapshot_rig import Prompt, prompt
-from tiny_models import save_tiny
 
 from protocol.messages import Generate, Sampling, Tokens
 from worker.io import FromGateway
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-SHAPE = {
-    "hidden_size": 256,
-    "intermediate_size": 640,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 40960,
-    "initializer_range": 0.1,
-}
+pytestmark = on_a_card
 # Every length in the first passes, then the edges of tiles and splits of attention and of the longest pass.
 LENGTHS = [
     *range(1, 131),
@@ -37,12 +25,10 @@ LONG = [16384, 20001, 32767, 32768, 32769]
 STEPS = 16
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=DENSE)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    changes = {name: value for name, value in SHAPE.items() if request.param != "qwen2" or name != "head_dim"}
-    # Qwen2 derives its head size, 32, from the hidden size.
-    save_tiny(directory, request.param, **changes)
+    directory = tmp_path_factory.mktemp(request.param)
+    save_model(directory, request.param)
     return directory
 
 

@@ -10,57 +10,15 @@ from typing import Any
 import pytest
 import torch
 from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_hits
+from gpu_rig import MIXED, on_a_card, save_model
 from snapshot_rig import Prompt, prompt
-from tiny_models import save_tiny
 from torch import Tensor
 
 from protocol.messages import Boundary, Generate, Sampling
 from worker.sequences import Request, pass_end
 from worker.steps import StateUse
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-COMMON = {
-    "hidden_size": 256,
-    "intermediate_size": 640,
-    "max_position_embeddings": 40960,
-    "initializer_range": 0.1,
-}
-# Heads of the sizes that real models have: what the kernels' shapes depend on.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "hybrid": (
-        "qwen3_5",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-        },
-    ),
-    "sharing": (
-        "gemma4",
-        {
-            "num_hidden_layers": 6,
-            "layer_types": ["sliding_attention", "full_attention"] * 3,
-            "num_kv_shared_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "sliding_window": 200,
-            "hidden_size_per_layer_input": 64,
-            "final_logit_softcapping": 30.0,
-        },
-    ),
-}
+pytestmark = on_a_card
 # Every length in the first passes, then the edges of tiles, splits and chunks, and of the longest pass.
 LENGTHS = [
     *range(1, 131),
@@ -72,18 +30,10 @@ STEPS = 8
 LAST = 16_500
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MIXED)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(request.param)
-    family, changes = MODELS[request.param]
-    made = save_tiny(directory, family, **COMMON, **changes)
-    for name, weight in made.named_parameters():
-        if family == "gemma4" and "q_norm" in name:
-            # Its scores are not divided by anything: of random keys one alone would count, and which is chance.
-            weight.data.mul_(0.05)
-        elif name.endswith("A_log"):
-            weight.data.sub_(5)  # or nothing is remembered for longer than a few tokens
-    made.save_pretrained(directory)
+    save_model(directory, request.param)
     return directory
 
 

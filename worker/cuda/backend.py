@@ -56,10 +56,10 @@ def prepare(model: CudaModel) -> Prepared:
     from worker.cuda.triton_mixed_ops import TritonMixedOps
 
     tiles = tiles_for(model.device)
-    counts = check_products(model, TritonMixedOps(tiles))
+    counts, padded = check_products(model, TritonMixedOps(tiles))
 
     def make(cache: KVCache, states: StatePool | None, capture: bool = True) -> CudaRunner:
-        ops = TritonMixedOps(tiles)
+        ops = TritonMixedOps(tiles, padded=padded)
         if isinstance(model, DenseModel):
             return CudaRunner(model, cache, ops, counts, capture)
         return MixedRunner(model, cache, ops, counts, states, capture)

@@ -7,6 +7,7 @@ All rows are [rows, size] and contiguous. A layer's `pool` is [2, kv_heads, bloc
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.heads import HeadNorms
+
+PaddedRows = Mapping[tuple[int, int, int], int]
+"""The rows that products of (rows, outputs, inputs) are computed with, where those are not `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Places:
 
 class Ops(Protocol):
     """The operations of a dense decoder."""
+
+    padded: PaddedRows
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`rms_norm(x) * weight`."""
@@ -90,6 +96,9 @@ class Ops(Protocol):
 
 class TorchOps:
     """`Ops` in torch alone, in float32 between roundings."""
+
+    def __init__(self, padded: PaddedRows | None = None) -> None:
+        self.padded: PaddedRows = padded or {}
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
@@ -162,7 +171,7 @@ class TorchOps:
         return mixed.flatten().to(q.dtype)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+        return padded_product(x, weight, self.padded)
 
     def skinny(
         self, x: Tensor, weight: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None
@@ -178,6 +187,13 @@ def _turned(x: Tensor, places: Places) -> Tensor:
     half = x.shape[-1] // 2
     exchanged = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return x * places.cos.unsqueeze(1) + exchanged * places.sin.unsqueeze(1)
+
+
+def padded_product(x: Tensor, weight: Tensor, padded: PaddedRows) -> Tensor:
+    """`x @ weight.T`, computed with as many rows as its shape needs."""
+    rows = len(x)
+    more = padded.get((rows, *weight.shape), rows) - rows
+    return F.linear(F.pad(x, (0, 0, 0, more)), weight)[:rows] if more else F.linear(x, weight)
 
 
 def split_count(longest: int, split: int) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from worker.cuda.decoder import CudaDecoder
-from worker.cuda.ops import Ops
+from worker.cuda.ops import Ops, PaddedRows
 
 log = logging.getLogger(__name__)
 
@@ -17,24 +17,37 @@ LISTED = (*range(128, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 51
 _REFERENCES = (8192, 2048, 512, 128)  # one of these is what the others are compared with
 
 
-@torch.inference_mode()
-def check_products(model: CudaDecoder[Any], ops: Ops, listed: tuple[int, ...] = LISTED) -> tuple[int, ...]:
-    """The counts at which every weight shape of a layer gives the same rows, wherever a row stands.
+class ProductRows(NamedTuple):
+    """`counts`: the rows that a prefill pass may have. `padded`: what products of other bits at such a count run at."""
 
-    At least one: a single count is always equal to itself at equal positions, which padding keeps.
+    counts: tuple[int, ...]
+    padded: PaddedRows
+
+
+@torch.inference_mode()
+def check_products(model: CudaDecoder[Any], ops: Ops, listed: tuple[int, ...] = LISTED) -> ProductRows:
+    """Find the counts at which each weight shape of a layer gives the same rows, wherever a row stands.
+
+    A shape that does not at some count is computed with the next larger one of its own instead, the others are not. A
+    single count is always equal to itself at equal positions, which padding keeps.
     """
     generator = torch.Generator(model.device).manual_seed(0)
     rows = max(listed)
-    left = set(listed)
+    counts = set(listed)
+    padded: dict[tuple[int, int, int], int] = {}
     for weight in model.products():
-        shape = (rows, weight.shape[1])
-        x = torch.randn(shape, generator=generator, device=model.device, dtype=torch.float32).to(weight.dtype)
-        left &= max((_equal(ops, x, weight, listed, r) for r in _REFERENCES if r in listed), key=len)
-        failed = sorted(set(listed) - left)
-        log.info("row check of %s: %s", tuple(weight.shape), f"not equal at {failed}" if failed else "all equal")
-    if not left:
-        log.warning("row check: no two row counts are equal, every prefill pass runs %d rows", rows)
-    return tuple(sorted(left)) or (rows,)
+        outputs, inputs = weight.shape
+        x = torch.randn((rows, inputs), generator=generator, device=model.device, dtype=torch.float32)
+        x = x.to(weight.dtype)
+        equal = max((_equal(ops, x, weight, listed, r) for r in _REFERENCES if r in listed), key=len)
+        equal = equal or {rows}
+        failed = sorted(set(listed) - equal)
+        log.info("row check of %s: %s", (outputs, inputs), f"not equal at {failed}" if failed else "all equal")
+        if len(equal) == 1:
+            log.warning("row check: of %s no two row counts are equal", (outputs, inputs))
+        counts = {count for count in counts if count <= max(equal)}
+        padded |= {(c, outputs, inputs): min(e for e in equal if e > c) for c in failed if c < max(equal)}
+    return ProductRows(tuple(sorted(counts)), padded)
 
 
 def _equal(ops: Ops, x: Tensor, weight: Tensor, listed: tuple[int, ...], reference: int) -> set[int]:

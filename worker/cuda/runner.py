@@ -52,7 +52,8 @@ class CudaRunner:
         self.model = model
         self.cache = cache
         # Decode is the same for every batch by construction: each row is walked in one order, alone.
-        self.row_counts = RowCounts(prefill_rows, DECODE_BATCHES, BLOCK_TOKENS, batch_invariant=True, exact=True)
+        padded = tuple(sorted((*product, rows) for product, rows in ops.padded.items()))
+        self.row_counts = RowCounts(prefill_rows, DECODE_BATCHES, BLOCK_TOKENS, True, True, padded)
         self._ops = ops
         self._pools = self._layer_pools(cache)
         widest = max(pool[0, 0].numel() for pool in self._pools)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from worker.cuda import attention_kernels, product_kernels, row_kernels
 from worker.cuda.hopper_attention import ROWS, HopperAttention, try_hopper
-from worker.cuda.ops import Places, split_count
+from worker.cuda.ops import PaddedRows, Places, padded_product, split_count
 from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
 from worker.heads import HeadNorms
 
@@ -25,10 +24,17 @@ _LOG2_E = math.log2(math.e)
 class TritonOps:
     """The kernels at the shapes of `tiles`. The splits are parameters for tests alone: bits depend on them."""
 
-    def __init__(self, tiles: Tiles, prefill_split: int = PREFILL_SPLIT, decode_split: int = DECODE_SPLIT) -> None:
+    def __init__(
+        self,
+        tiles: Tiles,
+        prefill_split: int = PREFILL_SPLIT,
+        decode_split: int = DECODE_SPLIT,
+        padded: PaddedRows | None = None,
+    ) -> None:
         # Sums of a product split in depth stay in float32: never less exact because there are few rows.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.padded: PaddedRows = padded or {}
         self._tiles = tiles
         self._prefill_split = prefill_split
         self._decode_split = decode_split
@@ -230,7 +236,7 @@ class TritonOps:
         return out
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+        return padded_product(x, weight, self.padded)
 
     def skinny(
         self, x: Tensor, weight: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None
