@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from gateway.template import Span
 from protocol.messages import BoundaryKind
@@ -28,7 +29,7 @@ class Cut:
 
 
 def message_ends(spans: Sequence[Span], count: int) -> list[int | None]:
-    """For each of `count` messages the text position where it ends and the next one begins.
+    """For each of `count` messages the text position where it ends; text that nobody wrote may follow.
 
     None where there is no such position: text of this or an earlier message comes after text of a later one, or
     no message wrote anything. A message that wrote nothing ends where the one before it does.
@@ -54,12 +55,16 @@ def message_ends(spans: Sequence[Span], count: int) -> list[int | None]:
     written = 0
     for at in range(count):
         written = max(written, latest[at])
-        ends.append(first[at + 1] if written <= first[at + 1] else None)
+        end = written or first[at + 1]  # what is written for all before the first one is theirs
+        ends.append(end if end <= first[at + 1] else None)
     return ends
 
 
 def merge(cuts: Iterable[Cut]) -> list[Cut]:
     """Cuts in rising order, one a position. The one that stands keeps the largest count, and is head if any was."""
+    cuts = list(cuts)
+    if all(one.end < other.end for one, other in pairwise(cuts)):
+        return cuts
     merged: list[Cut] = []
     for cut in sorted(cuts, key=lambda cut: (cut.end, cut.messages)):
         if merged and merged[-1].end == cut.end:
@@ -75,7 +80,8 @@ def with_interior(cuts: Sequence[Cut], every: int = INTERIOR_TOKENS) -> list[Cut
     filled: list[Cut] = []
     start, messages = 0, 0
     for cut in cuts:
-        filled += [Cut(at, "interior", messages) for at in range(start + every, cut.end, every)]
+        if cut.end - start > every:
+            filled += [Cut(at, "interior", messages) for at in range(start + every, cut.end, every)]
         filled.append(cut)
         start, messages = cut.end, cut.messages
     return filled

@@ -137,12 +137,13 @@ class PromptMaker:
             tuple(cuts),
         )
 
-    def history(self, conversation: Conversation) -> array[int]:
-        """The ids of a conversation with nothing that asks for an answer. Raises `RequestError`."""
+    def history(self, conversation: Conversation) -> tuple[str, array[int]]:
+        """Text and ids of a conversation with nothing that asks for an answer. Raises `RequestError`."""
         renderer = self.renderer(conversation)
         conversation, sentinel = self._without_control(conversation, renderer)
         text = _guarded(lambda: renderer.run(conversation, reply=False).text)
-        return self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)[0]
+        ids, _ = self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)
+        return text.replace(sentinel, ""), ids
 
     def _encode(self, conversation: Conversation, limit: int | None, tenant: Tenant = ANYONE) -> _Encoded:
         renderer = self.renderer(conversation)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from gateway.boundaries import Cut, merge, message_ends
 from gateway.conversation import Conversation, Message
-from gateway.template import NOBODY, ChatTemplate, Rendered
+from gateway.template import NOBODY, ChatTemplate, Rendered, Span
 from gateway.template_env import to_json
 from gateway.template_form import Habits, TemplateForm, Written, ending
 from gateway.text_memory import common_prefix
@@ -52,11 +52,11 @@ class Renderer:
         written = self.form.write(conversation)
         rendered = self._run(conversation, written, reply)
         text, limit = rendered.text, len(rendered.text)
-        ends = message_ends(rendered.spans, len(messages))
+        ends = self._ends(rendered, messages)
         if not reply:
             text = text.removesuffix(self.habits.end_of_turn)
             limit = len(text)
-        elif self.habits.answer_in_loop or ends[-1] is None:
+        elif self.habits.answer_in_loop or ends[-1] is None or ending(messages[-1]) in self.habits.trailers:
             limit = common_prefix(text, self.run(conversation, False).text)
             ends[-1] = limit if ends[-1] is None else min(ends[-1], limit)
         leading = _leading_systems(messages)
@@ -90,6 +90,29 @@ class Renderer:
             tuple(cut for cut in merge(cuts) if 0 < cut.end <= limit),
             tuple(SUFFIX if isinstance(end, int) and end > limit else end for end in found),
         )
+
+    def _ends(self, rendered: Rendered, messages: Sequence[Message]) -> list[int | None]:
+        """Where each message ends, without what is there only because another follows."""
+        trailers, text = self.habits.trailers, rendered.text
+        if not trailers:
+            return message_ends(rendered.spans, len(messages))
+        spans: list[Span] = []
+        latest = NOBODY
+        for span in rendered.spans:
+            late = latest > span.owner != NOBODY
+            if late and text[span.start : span.end] in trailers.get(ending(messages[latest]), ()):
+                span = replace(
+                    span, owner=latest
+                )  # that ends the last message of a group, not the one that opened it
+            spans.append(span)
+            latest = max(latest, span.owner)
+        ends = message_ends(spans, len(messages))
+        owners = {span.owner for span in spans}
+        for index, end in enumerate(ends[:-1]):
+            own = trailers.get(ending(messages[index]), ()) if end and index in owners else ()
+            found = next((each for each in own if text.endswith(each, 0, end)), "")
+            ends[index] = end and end - len(found)
+        return ends
 
     def run(self, conversation: Conversation, reply: bool) -> Rendered:
         """Render as it is, with or without the generation prompt. Raises what the template raises."""
@@ -129,7 +152,7 @@ class Renderer:
         if end is None:
             return GROUPED
         empty = not (message.content or message.tool_calls)
-        if not wrote and not empty:
+        if not end or (not wrote and not empty):
             return UNWRITTEN
         if empty and message.role in habits.vague:
             return VAGUE

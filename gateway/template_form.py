@@ -34,6 +34,7 @@ class Habits:
     answer_in_loop: bool = False  # the generation prompt is written inside the loop over messages
     misplaced: frozenset[str] = frozenset()  # roles whose text is not where their turn is
     closers: Mapping[str, str] = field(default_factory=dict)  # by `ending`: written when nothing follows
+    trailers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # written only because another follows
     passing: frozenset[str] = frozenset()  # endings whose closer goes away once another message follows
     vague: frozenset[str] = frozenset()  # roles whose empty messages are written differently at the end
     user_headers: tuple[str, ...] = ()  # what may stand before the text of a user message
@@ -62,8 +63,8 @@ class TemplateForm:
         names = _tool_names(conversation.messages)
         ordinals: dict[str, str] = {}
         written: list[Written] = []
-        leading = True
         used: set[int] = set()
+        leading = True
         for index, message in enumerate(conversation.messages):
             leading = leading and message.role == "system"
             for part in self._parts(message):
@@ -215,7 +216,6 @@ def _tools_text(tools: tuple[dict[str, Any], ...]) -> str:
     )
 
 
-def _tool_names(messages: tuple[Message, ...]) -> dict[int, str]:
 def _function_text(tool: dict[str, Any]) -> str:
     def write() -> str:
         return to_json(tool["function"])
@@ -223,6 +223,7 @@ def _function_text(tool: dict[str, Any]) -> str:
     return text_of(tool, _function_text, write) if isinstance(tool, JsonObject) else write()
 
 
+def _tool_names(messages: tuple[Message, ...]) -> dict[int, str]:
     """For each tool result the function's name: by the call it answers, else as the client named it.
 
     Clients drop `name` from results when they resume a session, so it must not decide the prompt.

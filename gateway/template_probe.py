@@ -15,7 +15,7 @@ from itertools import product
 from gateway.boundaries import message_ends
 from gateway.conversation import Conversation, Message, ToolCall
 from gateway.renderer import Renderer
-from gateway.template import ChatTemplate
+from gateway.template import ChatTemplate, Rendered
 from gateway.template_form import Habits, ending
 from gateway.text_memory import common_prefix
 from protocol.errors import SettingsError
@@ -47,6 +47,13 @@ _PARALLEL = (_USER, Message("assistant", "", (_CALL, _OTHER_CALL)), _RESULT, _OT
 _USER_FOLLOWS = ((_USER, _NEXT), (*_ASKED, _NEXT))
 _INNER_SYSTEM = ((_USER, _ANSWER, _INNER, _NEXT), (*_PLAIN, _INNER), (*_ASKED, _INNER))
 _ENDINGS = ((_USER,), (_USER, _ANSWER), (_USER, _CALLING), _ASKED, (*_PLAIN, _INNER))
+_FOLLOWING = {
+    "user": (_ANSWER, _OTHER_CALLING, _NEXT, _INNER),
+    "assistant": (_NEXT, _INNER),
+    "calls": (_RESULT,),
+    "tool": (_ANSWER, _OTHER_CALLING, _NEXT, _INNER),
+    "system": (_ANSWER, _OTHER_CALLING, _NEXT),
+}
 _EMPTY = (
     (_USER, Message("assistant", ""), _NEXT),
     (Message("user", ""), _ANSWER, _NEXT),
@@ -59,6 +66,7 @@ def learn(template: ChatTemplate) -> Renderer:
     habits = _plain_habits(template)
     habits = _tool_habits(template, habits)
     habits = _order_habits(template, habits)
+    habits = _empty_habits(template, habits)
     conversations = [Conversation(chat) for chat in _CHATS]
     conversations += [Conversation(chat, (_TOOL,)) for chat in (*_TOOL_CHATS, _PLAIN)]
     rendered = [c for c in conversations if _text(template, habits, c) is not None]
@@ -111,7 +119,7 @@ def _plain_habits(template: ChatTemplate) -> Habits:
 def _tool_habits(template: ChatTemplate, habits: Habits) -> Habits:
     """The first way of writing tool calls, results and tools that comes out right; as given where none does."""
     text = _text(template, habits, Conversation(_PLAIN, (_TOOL,)))
-    if text is not None and _CALL.name not in text:
+    if text is None or _CALL.name not in text:
         shown = replace(habits, tools_as_text=True)
         # The tools go into system text, which the template may have no place for either.
         for tried in (shown, replace(shown, system_as_user=True)):
@@ -171,6 +179,19 @@ def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
     return habits
 
 
+def _empty_habits(template: ChatTemplate, habits: Habits) -> Habits:
+    """Text in parts where only that lets a message be empty, and makes no difference otherwise."""
+    chats = [
+        chat for chat in _EMPTY if _in_order(template, habits, [m for m in chat if m.content or m.tool_calls])
+    ]
+    in_parts = replace(habits, content_in_parts=True)
+    if all(_text(template, habits, _chat(chat)) is not None for chat in chats):
+        return habits
+    same = all(_text(template, in_parts, _chat(c)) == _text(template, habits, _chat(c)) for c in (_PLAIN, _ASKED))
+    taken = all(_text(template, in_parts, _chat(chat)) is not None for chat in chats)
+    return in_parts if same and taken else habits
+
+
 def _calls_beside_text(template: ChatTemplate, habits: Habits) -> bool:
     """Whether a call comes out that has text beside it. Where only the text is lost, that is the model's habit."""
     text = _text(template, habits, _chat(_BOTH)) or ""
@@ -198,26 +219,51 @@ def _answers_in_loop(template: ChatTemplate, habits: Habits, conversation: Conve
 
 
 def _closing_habits(template: ChatTemplate, habits: Habits) -> Habits:
-    """What the template writes behind the last message, by its kind, and whether it stays once another follows."""
+    """What the template writes behind the last message, by its kind, and whether it stays once another follows; and
+    what it writes behind one only because another follows.
+    """
     closers: dict[str, str] = {}
+    trailers: dict[str, set[str]] = {}
     passing: set[str] = set()
     renderer = Renderer(template, habits)
     for chat in _ENDINGS:
-        if _text(template, habits, _chat(chat), reply=False) is None:
+        alone = _rendered(renderer, chat)
+        if alone is None:
             continue
-        rendered = renderer.run(_chat(chat), reply=False)
-        end = message_ends(rendered.spans, len(chat))[-1]
-        kind, closer = ending(chat[-1]), rendered.text[end:]
-        if end is None or not closer or any(m.content and m.content in closer for m in (*chat, _SYSTEM)):
-            continue  # a template that keeps an answer back to write it at the end has no closer
-        if any(call.name in closer for call in chat[-1].tool_calls):
-            continue
-        closers[kind] = closer
-        for following in () if chat[-1].role == "assistant" else (_ANSWER, _OTHER_CALLING):
-            longer = _text(template, habits, _chat([*chat, following]), reply=False)
-            if longer is not None and not longer.startswith(rendered.text):
-                passing.add(kind)
-    return replace(habits, closers=closers, passing=frozenset(passing))
+        kind, end = ending(chat[-1]), message_ends(alone.spans, len(chat))[-1]
+        if end is not None and _is_frame(alone.text[end:], chat):
+            closers[kind] = alone.text[end:]
+        for following in _FOLLOWING[kind]:
+            longer = _rendered(renderer, (*chat, following))
+            if longer is None:
+                continue
+            if not longer.text.startswith(alone.text):
+                if kind in closers and following.role == "assistant":
+                    passing.add(kind)
+                continue
+            own = message_ends(longer.spans, len(chat) + 1)[len(chat) - 1]
+            if own is None:
+                continue
+            late, early = longer.text[len(alone.text) : own], longer.text[own : len(alone.text)]
+            if _is_frame(early, chat):
+                closers.setdefault(kind, early)
+            if _is_frame(late, (following,)):
+                trailers.setdefault(kind, set()).add(late)
+    longest_first = {kind: tuple(sorted(found, key=len, reverse=True)) for kind, found in trailers.items()}
+    return replace(habits, closers=closers, trailers=longest_first, passing=frozenset(passing))
+
+
+def _rendered(renderer: Renderer, chat: Sequence[Message]) -> Rendered | None:
+    try:
+        return renderer.run(_chat(chat), reply=False)
+    except Exception:  # whatever a foreign template's code raises means: not like this
+        return None
+
+
+def _is_frame(text: str, chat: Sequence[Message]) -> bool:
+    """Whether some text is of the template alone: one that keeps a message back writes it where a closer would be."""
+    said = [m.content for m in (*chat, _SYSTEM) if m.content] + [c.name for m in chat for c in m.tool_calls]
+    return bool(text) and not any(each in text for each in said)
 
 
 def _misplaced(template: ChatTemplate, habits: Habits, conversation: Conversation) -> Iterator[str]:

@@ -112,10 +112,12 @@ def _boundaries(maker: PromptMaker, conversation: Conversation, trace: Trace) ->
 
 def _exact(maker: PromptMaker, conversation: Conversation, index: int, end: int, trace: Trace) -> bool | None:
     try:
-        ids = maker.history(_first(conversation, index + 1))
+        text, ids = maker.history(_first(conversation, index + 1))
     except RequestError:
         return None
-    return len(ids) == end if trace.token_ids[: len(ids)] == ids else None
+    if not (trace.text + trace.suffix).startswith(text):
+        return None
+    return len(ids) == end and trace.token_ids[:end] == ids
 
 
 def _order(line: BoundaryLine) -> tuple[int, int]:
