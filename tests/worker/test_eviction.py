@@ -30,9 +30,26 @@ def blocks_of(*candidates, others=()):
 
 
 def test_what_was_passed_goes_before_any_leaf():
-    leaf, passed = candidate(0, end=10, idle_seconds=9999), candidate(1, end=9000, interior=True, passed=True)
+    leaf = candidate(0, end=10, idle_seconds=9999)
+    passed = candidate(1, end=9000, interior=True, passed=True, share=0.001)
     assert choose_for_slot([leaf, passed]) == 1
     assert choose_for_slot([leaf, passed._replace(interior=False)]) == 0, "nothing was left further on"
+
+
+def test_what_was_passed_stays_before_less_where_conversations_go_back():
+    leaf = candidate(0, end=9000, share=0.9, idle_seconds=9999)
+    passed = candidate(1, end=9000, interior=True, passed=True, share=0.05)
+    assert choose_for_slot([leaf, passed]) == 0
+    assert choose_for_slot([leaf._replace(idle_seconds=600), passed]) == 1
+    assert choose_for_slot([leaf, passed], newcomer=5000, extends=True, unproven=True) == 1, (
+        "an answer is less yet"
+    )
+
+
+def test_what_is_asked_for_for_certain_never_loses_all_its_worth():
+    certain, likely = candidate(0, share=1.0, idle_seconds=1e6), candidate(1, share=0.9, idle_seconds=1e6)
+    assert choose_for_slot([certain, likely]) == 1
+    assert choose_for_slot([certain, candidate(1, share=0.0)]) == 1
 
 
 def test_what_comes_back_more_often_stays():
@@ -120,7 +137,9 @@ def test_a_newcomer_takes_the_place_of_an_equal_one_that_came_back():
 
 
 def test_a_small_newcomer_takes_a_slot_that_was_passed():
-    assert choose_for_slot([candidate(0, end=30_000, interior=True, passed=True)], recompute_cost(0, 300)) == 0
+    passed = candidate(0, end=30_000, interior=True, passed=True)
+    assert choose_for_slot([passed], recompute_cost(0, 300)) == 0
+    assert choose_for_slot([passed, candidate(1, end=30_000)], recompute_cost(0, 300)) == 0
 
 
 # Blocks

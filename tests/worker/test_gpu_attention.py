@@ -19,8 +19,8 @@ pytestmark = [
 DEVICE = torch.device("cuda")
 KV_HEADS, BLOCK, BLOCKS, SPLIT = 2, 32, 45, 256
 TOKENS = 1300
-SHAPES = [(128, 4), (128, 3), (64, 1)]  # head size, query heads of a group
-# At, before and after the edges of blocks, of tiles of 128 keys and of splits; tiles have 128 rows of a group's heads.
+SHAPES = [(128, 4), (128, 3), (64, 1), (256, 4), (256, 1)]  # head size, query heads of a group
+# At, before and after the edges of blocks, of tiles of 64 or 128 keys and of splits. Tiles have 128 rows of a group.
 PASSES = [(0, 1), (0, 128), (31, 2), (100, 190), (127, 1), (128, 130), (255, 2), (256, 1), (600, 700), (1299, 1)]
 
 

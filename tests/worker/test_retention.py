@@ -120,7 +120,8 @@ def test_a_session_counts_as_a_conversation_that_comes_back():
 def test_sessions_count_for_no_more_than_their_share_of_slots(monkeypatch: pytest.MonkeyPatch):
     """Who names each request another session pushes out nobody whose conversation has really come back."""
     engine = Engine(8)
-    monkeypatch.setattr(engine.store.returns, "share", {"repeated": 0.8, "going_on": 0.8, "new": 0.2}.get)
+    shares = {"repeated": 0.8, "going_on": 0.8, "new": 0.02, "before_last": 0.0}
+    monkeypatch.setattr(engine.store.returns, "share", shares.get)
     for _ in range(2):
         for who in range(4):
             engine.play(prompt(words(10 + who, 30), head=False))

@@ -35,8 +35,6 @@ from worker.snapshots import StaleCause
 from worker.tiers.folder import delete, others_bytes, take
 from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import (
-    SUFFIX,
-    TEMPORARY,
     BadFile,
     Found,
     Identity,
@@ -45,11 +43,11 @@ from worker.tiers.part_file import (
     Tensors,
     file_name,
     part_size,
-    read_header,
     read_tensors,
     write_cause,
     write_file,
 )
+from worker.tiers.scan import adopt_all, found_files
 from worker.tiers.tier import Reading
 
 log = logging.getLogger(__name__)
@@ -273,60 +271,21 @@ class DiskTier:
         What is left of a write, is broken or extends nothing is removed. Called while nothing is being written.
         """
         known = {self.path_of(part) for part in self.ledger.parts}
-        found: dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]] = {}
-        for path in sorted(self.folder.iterdir()):
-            if path.name.endswith(SUFFIX + TEMPORARY):
-                delete(path)
-            elif path.name.endswith(SUFFIX) and path not in known:
-                head = self._header(path)
-                if head is not None:
-                    key = head.label.tenant, head.label.boundary.digest
-                    found.setdefault(key, {})[head.label.kind] = path, head
-        before = len(self.ledger.parts)
-        self._enter(found)
+        before = len(known)
+        adopt_all(self._index, found_files(self.folder, known, self.identity, self._refuse), self._adopt)
         added = len(self.ledger.parts) - before
         self.make_room(0)
         log.info("disk cache: %d files with %d bytes in %s", len(self.ledger.parts), self.ledger.held, self.folder)
         return added
 
-    def _header(self, path: Path) -> Found | None:
-        """Of a file that belongs here. Any other is removed, and will be told of to whoever asks for it."""
-        try:
-            found = read_header(path)
-            label = found.label
-            if path.name != file_name(label.tenant, label.boundary.digest, label.kind):
-                raise BadFile("checksum", "it has the name of another file")
-            if found.identity.fingerprint != self.identity.fingerprint:
-                raise BadFile("fingerprint", "it belongs to another model")
-        except BadFile as error:
-            self.failures[error.cause] += 1
-            self.refused["fingerprint" if error.cause == "fingerprint" else "checksum"] += 1
-            self.refusals[path.name] = "fingerprint" if error.cause == "fingerprint" else "stale"
-            log.warning("disk cache: %s is not used: %s", path.name, error)
-            delete(path)
-            return None
-        return found
-
-    def _enter(self, found: dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]]) -> None:
-        """Into the tree, from its roots on."""
-        below: dict[tuple[str, bytes], list[bytes]] = {}
-        for (tenant, digest), parts in found.items():
-            for parent in {head.label.parent for _, head in parts.values()}:
-                below.setdefault((tenant, parent), []).append(digest)
-        ready = [node for root in self._index.roots for node in root.subtree()]
-        ready += [Node(tenant, None, b"", None) for tenant in {tenant for tenant, _ in below}]
-        while ready:
-            above = ready.pop()
-            for digest in below.pop((above.tenant, above.digest), []):
-                for kind, (path, head) in list(found.get((above.tenant, digest), {}).items()):
-                    node = self._adopt(above, kind, path, head)
-                    if node is not None:
-                        del found[above.tenant, digest][kind]
-                        ready.append(node)
-        for parts in found.values():
-            for path, _ in parts.values():
-                log.info("disk cache: %s extends nothing that is here", path.name)
-                delete(path)
+    def _refuse(self, path: Path, error: BadFile) -> None:
+        """A file cannot be used: it is removed, and will be told of to whoever asks for what it was."""
+        is_foreign = error.cause == "fingerprint"
+        self.failures[error.cause] += 1
+        self.refused["fingerprint" if is_foreign else "checksum"] += 1
+        self.refusals[path.name] = "fingerprint" if is_foreign else "stale"
+        log.warning("disk cache: %s is not used: %s", path.name, error)
+        delete(path)
 
     def _adopt(self, parent: Node, kind: PartKind, path: Path, head: Found) -> Node | None:
         label = head.label
