@@ -63,7 +63,9 @@ class Commits:
         """Remember what was computed, kept or not, so that later requests may branch there."""
         if request.caching:
             message = request.message
-            self._keeping.note(message.tenant, message.token_ids, message.boundaries, request.computed)
+            self._keeping.note(
+                message.tenant, message.token_ids, message.boundaries, request.computed, absorbed=self._absorbed
+            )
             self._retention.note(message)
 
     def cut_off(self, request: Request) -> None:

@@ -1,9 +1,9 @@
 """Which snapshots go when slots or KV blocks are short: pure functions over candidates.
 
-A snapshot is worth what it would cost to compute again, times how likely it is to be asked for soon: the share of
-its like that is asked for at all (`returns.py`), less with the idle time, measured in pauses as conversations make
-them here. So one-shots go before sessions of the same size and age, short ones before long ones, and what
-nobody has asked for in a thousand pauses goes at last, however long it is.
+A snapshot is worth what it would cost to compute again, times how likely it is to be asked for soon: that follows
+from the share of its like that is asked for at all (`returns.py`) and from the idle time, measured in pauses as
+conversations make them here. So one-shots go before sessions of the same size and age, short ones before long ones,
+and what nobody has asked for in a thousand pauses goes at last, however long it is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
-DECAY = 1.5  # likelihood falls with this power of the idle time
+from worker.returns import PAUSE_SECONDS
+
+GOING_BACK = 1 / 100  # where this share of what was passed is asked for once more, it is weighed like others
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
@@ -51,21 +52,28 @@ def choose_for_slot(
     """The slot that a new snapshot may take; None if all stay.
 
     What was passed, and absorbed answers that were never hit, go first: blocks of the former stay with what extends
-    them. Then what is worth least. A newcomer (its cost to compute again, and the `share` of its like that is asked
-    for) that is small beside it is not kept in its place. One that `extends` another must be worth as much:
-    the other one stays. One that is `unproven` itself takes the place of neither.
+    them. Then what is worth least. Where conversations have been seen to go back, what was passed stays while anything
+    else is worth less. A newcomer (its cost to compute again, and the `share` of its like that is asked for) that is
+    small beside what would go is not kept in its place. One that `extends` another must be worth as much: the other
+    one stays. One that is `unproven` itself takes the place of neither.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
 
-    first = [c for c in going if c.unproven or (c.interior and c.passed)]
+    def value(candidate: Candidate) -> tuple[float, int]:
+        return _value(candidate, pause), candidate.last_used
+
+    others = [c for c in going if not _goes_first(c)]
+    victim = min(others, key=value, default=None)
+    first = [c for c in going if _goes_first(c)]
+    if victim is not None and not unproven:
+        first = [c for c in first if c.unproven or c.share < GOING_BACK or value(c) <= value(victim)]
     if first:
-        return min(first, key=lambda c: (_cost(c) * _recency(c, pause), c.last_used)).slot
-    if unproven or not going:
+        return min(first, key=lambda c: (_cost(c) * _late(c, pause), c.last_used)).slot
+    if unproven or victim is None:
         return None
-    victim = min(going, key=lambda c: (_value(c, pause), c.last_used))
     if newcomer is not None and extends and newcomer * share < _value(victim, pause):
         return None
-    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _recency(victim, pause):
+    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _late(victim, pause):
         return None
     return victim.slot
 
@@ -114,17 +122,28 @@ def choose_for_blocks(
     return [victim.slot for victim in chosen if not freed.isdisjoint(victim.blocks)]
 
 
+def _goes_first(candidate: Candidate) -> bool:
+    return candidate.unproven or (candidate.interior and candidate.passed)
+
+
 def _value(candidate: Candidate, pause: float) -> float:
-    return _cost(candidate) * candidate.share * _recency(candidate, pause)
+    """Its cost to compute again, times how many times in a pause it is to be asked for from now on.
+
+    Of what is asked for at all, a part is late and still to come; all the rest of what has been idle for as long is
+    never asked for. The later, the longer it will take besides.
+    """
+    late = _late(candidate, pause)
+    still = candidate.share * late
+    return _cost(candidate) * late * still / (still + 1.0 - candidate.share)
 
 
 def _cost(candidate: Candidate) -> float:
     return recompute_cost(candidate.start, candidate.end)
 
 
-def _recency(candidate: Candidate, pause: float) -> float:
-    likelihood: float = (1.0 + candidate.idle_seconds / pause) ** -DECAY
-    return likelihood
+def _late(candidate: Candidate, pause: float) -> float:
+    """The part of what is asked for again that is so after a longer time than this one has been idle."""
+    return pause / (pause + candidate.idle_seconds)
 
 
 def _loss(candidate: Candidate, own: int, needed: int, pause: float) -> float:

@@ -12,11 +12,17 @@ MAX_BRANCHES = 4  # branch points taken by one request, deepest first: one clien
 
 
 def worth_keeping(
-    boundaries: Sequence[Boundary], total_tokens: int, depth: int, chain: Sequence[Node]
+    boundaries: Sequence[Boundary],
+    total_tokens: int,
+    depth: int,
+    chain: Sequence[Node],
+    *,
+    before_last: bool = False,
 ) -> list[Boundary]:
     """The boundaries in (depth, total_tokens] to keep, rising: head, newest, branch points, and periodic ones.
 
-    The newest is also the last cut inside the last message, if that is a long one.
+    The newest is also the last cut inside the last message, if that is a long one, and with `before_last` the end of
+    the message before it: where clients write the last one anew each time.
 
     `chain` are the nodes of the request's first boundaries, known from earlier requests. Where the request leaves
     what is known, or passes a node that others leave another way, more will branch: that is a branch point. So is
@@ -27,7 +33,7 @@ def worth_keeping(
         return []
     ends = {ahead[-1].end, *_periodic(ahead, total_tokens, depth)}
     ends.update(boundary.end for boundary in ahead if boundary.kind == "head")
-    if len(ahead) > 1 and ahead[-2].kind == "interior":
+    if len(ahead) > 1 and (before_last or ahead[-2].kind == "interior"):
         # A text that goes on has no boundary where this one ends: the last cut of the grid is what both have.
         ends.add(ahead[-2].end)
     within = [node for node in chain if depth < node.end < total_tokens]

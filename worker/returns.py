@@ -1,8 +1,11 @@
-"""How often boundaries are asked for again, by what has become of them: learned from all requests, kept or not.
+"""How often boundaries are asked for again, by what has become of them, and how soon: learned from requests.
 
 A request *asks for* the deepest boundary it shares with what was computed before, whether a snapshot of it is there
 or was evicted. So a wrong eviction is seen like a right one, and traffic that forks, repeats itself or only grows
 teaches what to keep. Counts begin with a few made up ones, which the first dozens of requests outweigh.
+
+Many clients write the last message of a prompt anew each time and repeat what stands before it. Whether they do shows
+in how often a boundary just before the last one is asked for.
 """
 
 from __future__ import annotations
@@ -12,25 +15,41 @@ from typing import Literal
 
 from worker.snapshot_index import Node
 
-Standing = Literal["new", "going_on", "repeated", "inner", "passed", "again"]
+Standing = Literal["new", "going_on", "repeated", "inner", "before_last", "passed", "again"]
 
+PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
+SHORTEST_PAUSE = 1.0  # what comes back sooner came together
+PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, into the typical one; of the first more
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
 
 
 class Returns:
-    """For each standing of a boundary, how many were seen in it and how many of those were asked for."""
+    """For each standing of a boundary, how many were seen in it and how many of those were asked for.
+
+    `pause` is a typical time in seconds between two requests of a conversation, as seen so far.
+    """
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {"new": 1, "going_on": 3, "repeated": 3, "inner": 0.5, "again": 2}
-        self._seen: dict[str, float] = {"new": 2, "going_on": 4, "repeated": 4, "inner": 10, "again": 4}
+        self.pause = PAUSE_SECONDS
+        self._pauses = 0
+        self._asked: dict[str, float] = {"new": 1, "going_on": 3, "repeated": 3, "again": 2}
+        self._seen: dict[str, float] = {"new": 2, "going_on": 4, "repeated": 4, "again": 4}
+        self._asked |= {"inner": 0.5, "before_last": 0.5, "passed": 0.02}
+        self._seen |= {"inner": 10, "before_last": 8, "passed": 10}
 
     def share(self, standing: Standing) -> float:
-        """The part of boundaries of that standing that are asked for again. What was passed counts as none."""
-        return 0.0 if standing == "passed" else min(1.0, self._asked[standing] / self._seen[standing])
+        """The part of boundaries of that standing that are asked for again."""
+        return min(1.0, self._asked[standing] / self._seen[standing])
+
+    def paused(self, seconds: float) -> None:
+        """A conversation has gone on after this time."""
+        self._pauses += 1
+        step = max(PAUSE_STEP, 1 / (self._pauses + 1))  # the made up one counts as one
+        self.pause *= (max(seconds, SHORTEST_PAUSE) / self.pause) ** step
 
     def ask(self, node: Node) -> None:
         """A request asks for this boundary."""
-        if node.standing in self._asked:
+        if node.standing:
             self._asked[node.standing] += 1
         node.standing = ""
         node.asks += 1
@@ -41,19 +60,18 @@ class Returns:
         now = standing(node)
         if node.standing != now:
             node.standing = now
-            if now in self._seen:
-                self._seen[now] += 1
-                if self._seen[now] > MEMORY:
-                    self._seen[now] /= 2
-                    self._asked[now] /= 2
+            self._seen[now] += 1
+            if self._seen[now] > MEMORY:
+                self._seen[now] /= 2
+                self._asked[now] /= 2
 
 
 def standing(node: Node) -> Standing:
     """What has become of a boundary.
 
     The last of its conversation: `new`, `going_on` where it has come back before, `repeated` where this very prompt
-    has. Others: `inner` where nobody has asked for it, `passed` where the conversation goes on from it, `again`
-    where more than that one request has asked for it.
+    has. Others: `inner` where nobody has asked for it, or `before_last` where only one message follows; `passed` where
+    the conversation goes on from it, `again` where more than that one request has asked for it.
     """
     if not (node.children or node.inner):
         if node.asks:
@@ -61,7 +79,9 @@ def standing(node: Node) -> Standing:
         return "going_on" if has_come_back(node.ancestors()) else "new"
     if node.revisited or node.asks > 1:
         return "again"
-    return "passed" if node.asks else "inner"
+    if node.asks:
+        return "passed"
+    return "before_last" if node.before_last else "inner"
 
 
 def has_come_back(above: Iterable[Node]) -> bool:

@@ -47,7 +47,7 @@ class Clearing:
 
     def _victims(self, protect: Collection[int], short: int) -> list[int] | None:
         store = self._store
-        return choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.pause)
+        return choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.returns.pause)
 
     def _shorten(self, snapshot: Snapshot, blocks_short: int) -> bool:
         """Where states are divisible, let only the end of a snapshot go: what lies before a known boundary stays.
@@ -93,9 +93,9 @@ class Clearing:
         others = [c for c in candidates if c.slot != reservation.source]
         if others or reservation.absorbed:
             candidates = others
+            victim = self._victim(reservation, others)
         else:
-            candidates = [c._replace(interior=True, passed=True) for c in candidates]
-        victim = self._victim(reservation, candidates)
+            victim = candidates[0].slot if candidates else None
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
             return None
@@ -124,7 +124,7 @@ class Clearing:
         while states.free_count < needed:
             held = self._retention.held()
             going = self._with_states({*protect, *held}) or self._with_states(protect)
-            victim = choose_for_slot(going, pause=store.pause)
+            victim = choose_for_slot(going, pause=store.returns.pause)
             assert victim is not None
             store.remove([victim], "states")
         store.index.trim()
@@ -144,7 +144,7 @@ class Clearing:
             share=reservation.share,
             extends=reservation.extends,
             unproven=reservation.absorbed,
-            pause=self._store.pause,
+            pause=self._store.returns.pause,
         )
 
     def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:

@@ -16,9 +16,6 @@ from worker.snapshot_index import NOTHING_COMMON
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
-SHORTEST_PAUSE = 1.0  # seconds: what comes back sooner came together
-PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, into the typical one
-
 
 class Restored(NamedTuple):
     """References taken for a sequence: the blocks of its first `tokens` tokens, the last one perhaps half full.
@@ -117,8 +114,7 @@ class Finding:
         if asked:
             snapshot.node.hits += 1
             now = store.clock()
-            gap = max(now - snapshot.node.asked_at, SHORTEST_PAUSE)
-            store.pause *= (gap / store.pause) ** PAUSE_STEP
+            store.returns.paused(now - snapshot.node.asked_at)
             snapshot.node.asked_at = now
             store.index.touch(snapshot.node, now)
         if store.states is not None and snapshot.state is not None:

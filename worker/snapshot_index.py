@@ -41,6 +41,7 @@ class Node:
         "absent_reason",
         "asked_at",
         "asks",
+        "before_last",
         "by_ids",
         "children",
         "digest",
@@ -83,6 +84,7 @@ class Node:
         self.hits = 0
         self.asks = 0  # requests whose deepest known boundary this was, with a snapshot or without
         self.revisited = False  # a request asked for it that did not go on like one before
+        self.before_last = False  # the last request that had it had one message more, and it is no head
         self.inner = False  # the request that left a snapshot here went on
         self.standing = ""  # as what `Returns` has counted it last
         self.last_used = 0  # rises with every use of any node

@@ -22,6 +22,8 @@ from worker.snapshot_clearing import Clearing
 from worker.snapshot_index import Node
 from worker.snapshots import AbortCause, SnapshotStore
 
+REWRITTEN_SHARE = 1 / 10  # from here on it is worth keeping what stands before the last messages of prompts
+
 
 class Keeping:
     """Reservations and commits. See the module."""
@@ -43,10 +45,22 @@ class Keeping:
         asked = [node for node in chain if node.end < len(token_ids)]
         if asked:
             self._store.returns.ask(asked[-1])
-        return worth_keeping(boundaries, len(token_ids), depth, chain)
+        rewritten = self._store.returns.share("before_last") > REWRITTEN_SHARE
+        return worth_keeping(boundaries, len(token_ids), depth, chain, before_last=rewritten)
 
-    def note(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary], computed_to: int) -> None:
-        """Remember the boundaries up to `computed_to` as computed, so that later requests may branch there."""
+    def note(
+        self,
+        tenant: str,
+        token_ids: array[int],
+        boundaries: Sequence[Boundary],
+        computed_to: int,
+        *,
+        absorbed: bool = False,
+    ) -> None:
+        """Remember the boundaries up to `computed_to` as computed, so that later requests may branch there.
+
+        `absorbed`: no request had them all, the last one was its answer.
+        """
         store = self._store
         if not len(store.slots):
             return
@@ -55,7 +69,10 @@ class Keeping:
         chain, clash = store.index.walk(tenant, data, done)
         if clash is None:
             node = store.index.extend(tenant, data, done, chain, store.clock())
+            before_last = boundaries[-2].end if len(boundaries) > 1 else 0
             while node is not None and node.parent is not None:
+                if not absorbed:
+                    node.before_last = node.end == before_last and node.kind != "head"
                 store.returns.see(node)
                 node = node.parent
             store.index.trim()
@@ -127,7 +144,7 @@ class Keeping:
         if reservation is None:
             store.aborts["no_slot"] += 1
             return None
-        self._weigh(reservation, chain, path, boundary == boundaries[-1])
+        self._weigh(reservation, chain, path, boundaries)
         reservation.absorbed, reservation.state = absorbed, state
         if not reservation.late:
             return None if self.begin_write(reservation) is None else reservation
@@ -210,7 +227,7 @@ class Keeping:
                 return None
             store.drop_stale(chain[-1], fault)
         reservation.absorbed = absorbed
-        self._weigh(reservation, chain, path, boundary == boundaries[-1])
+        self._weigh(reservation, chain, path, boundaries)
         reservation.source = next((node.slot for node in reversed(chain) if node.slot is not None), None)
         kept = tuple(blocks)
         store.pool.share(kept)
@@ -272,15 +289,19 @@ class Keeping:
         return True
 
     def _weigh(
-        self, reservation: Reservation, chain: Sequence[Node], path: Sequence[Boundary], is_last: bool
+        self,
+        reservation: Reservation,
+        chain: Sequence[Node],
+        path: Sequence[Boundary],
+        boundaries: Sequence[Boundary],
     ) -> None:
         """Tell what computing `path` costs from the deepest snapshot of `chain` on, and how many come again."""
         end = path[-1].end
         is_now: Standing
         if len(chain) == len(path):
             is_now = standing(chain[-1])
-        elif not is_last:
-            is_now = "inner"
+        elif len(path) < len(boundaries):
+            is_now = "before_last" if len(path) == len(boundaries) - 1 and path[-1].kind != "head" else "inner"
         else:
             is_now = "going_on" if has_come_back(chain) else "new"
         reservation.share = self._store.returns.share(is_now)

@@ -17,7 +17,6 @@ from typing import Literal, Protocol, get_args
 from protocol.messages import Boundary
 from worker.block_pool import BlockPool
 from worker.events import EventLog
-from worker.eviction import PAUSE_SECONDS
 from worker.invariants import check_invariants, check_states
 from worker.returns import Returns
 from worker.slots import EvictionCause, Reservation, SlotState, SlotTable, Snapshot
@@ -105,7 +104,6 @@ class SnapshotStore:
         self.index = SnapshotIndex(ghost_bytes)
         self.clock = clock
         self.divisible = divisible
-        self.pause = PAUSE_SECONDS  # a typical one between two requests of a conversation, as seen so far
         self.returns = Returns()
         self.events = EventLog()
         self.tiers: SlowerTiers | None = None
