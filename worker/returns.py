@@ -19,7 +19,7 @@ Standing = Literal["new", "going_on", "repeated", "inner", "before_last", "passe
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
-PAUSE_STEP = 1 / 16  # how much of a pause just seen goes, by its logarithm, into the typical one; of the first more
+PAUSE_STEP = 1 / 16  # part of a pause just seen that goes, by its logarithm, into the typical one; at first more
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
 
 
