@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from protocol.messages import Vocabulary
 
 _MAX_REASON = 500  # characters of an error that are passed on
+_MAX_ITEMS = 20_000  # that may come next at one place: some for each optional property and each tool
 _NO_DETAILS = "\n<non-verbose/>"  # ends errors that we ask to be short
 
 
@@ -61,7 +62,8 @@ class Compiler:
         """The start of an answer. Raises `GrammarError`."""
         if self._tokenizer is None:
             self._tokenizer = self._build()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        limits = LLParserLimits(max_items_in_row=_MAX_ITEMS, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error()[:_MAX_REASON])
         return Constraint(matcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -69,6 +70,14 @@ def test_rows_without_a_token_are_never_allowed():
     assert allowed(constraint) == set(range(len(TOKENS))) - {1}
     assert len(constraint.mask()) == VOCAB
     assert len(grammars(8).constraint("start: /.*/").mask()) == 8
+
+
+def test_an_object_may_have_many_properties():
+    schema = {"type": "object", "properties": {f"a{at}": {"type": "integer"} for at in range(1000)}}
+    constraint = grammars().constraint(f"start: %json {json.dumps(schema)}")
+    for token in ("{", '"', "a", "3"):
+        constraint.accept(TOKENS.index(token))
+    assert ids("0", "9", '"') <= allowed(constraint)
 
 
 def test_forced_text_is_cut_into_the_longest_tokens():
