@@ -13,7 +13,10 @@ from protocol.errors import RequestError
 
 
 class Thinking(BaseModel):
-    """`thinking`. Budgets are not kept: a model of ours thinks as long as it wants."""
+    """`thinking`. Budgets are not kept: a model of ours thinks as long as it wants.
+
+    Nor is `display`: what was thought is told even where it should be left out, as the next prompt needs it back.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
 

@@ -52,7 +52,7 @@ def description() -> dict[str, Any]:
             "/": {"get": _open("The name of the server, and its models if no keys are asked for", "Root")},
             "/health": {"get": _open("Whether this process is up", "Health")},
             "/ready": {"get": _ready()},
-            "/metrics": {"get": _guarded("Metrics for Prometheus", {200: _answer("Metrics", {_PLAIN: TEXT})})},
+            "/metrics": {"get": _metrics()},
             "/openapi.json": {"get": _guarded("This document", {200: _answer("OpenAPI 3.1", {_JSON: {}})})},
             "/v1/models": {"get": _models("All names of the model", "Models")},
             "/v1/models/{id}": {"get": _model()},
@@ -116,6 +116,14 @@ def _open(summary: str, component: str) -> Schema:
 def _guarded(summary: str, answers: dict[int, Schema]) -> Schema:
     refusals = {status: _refused(about, "OpenAIError") for status, about in _KEY_REFUSALS.items()}
     return _operation(summary, {**answers, **refusals})
+
+
+def _metrics() -> Schema:
+    answers = {
+        200: _answer("Metrics", {_PLAIN: TEXT}),
+        404: _refused("With `metrics_port` they are on a port of their own", "OpenAIError"),
+    }
+    return _guarded("Metrics for Prometheus", answers)
 
 
 def _ready() -> Schema:
