@@ -6,10 +6,11 @@ does not print them. A file holds one conversation a line: a pool of messages, a
 
 Checked, with exit code 1 and the offending turn at the first violation:
 
-- append-only sessions, one after another: the restored length never shrinks, and a turn computes no more than its new
-  tokens and those behind the last boundary (`--gap`)
+- append-only sessions, one after another: the restored length grows with each turn, and a turn computes no more than
+  its new tokens and those behind the last boundary (`--gap`)
 - windows, the same sessions from new heads, in turns: the same from the second visit on
-- anywhere: no stale drop and no mismatch of a verified hit
+- anywhere: no stale drop and no mismatch of a verified hit; at the end it is told how many hits were verified, which is
+  for a daemon with `--verify-hits`
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from chat_client import TIMEOUT, Answer, ServerFailed, chat, first_model
 GAP_TOKENS = 32  # what may stand behind the last boundary: the header of the answer
 WINDOWS = 3
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
-_FAULTS = re.compile(
-    r'^prefixd_(?:stale_drops_total{.*}|hit_verifications_total{result="mismatched"}) (\S+)$', re.MULTILINE
-)
+_STALE = re.compile(r"^prefixd_stale_drops_total{.*} (\S+)$", re.MULTILINE)
+_VERIFICATIONS = re.compile(r'^prefixd_hit_verifications_total{result="(\w+)"} (\S+)$', re.MULTILINE)
 
 
 class Violated(Exception):
@@ -168,7 +168,7 @@ class Replay:
         if last and played.append_only:
             what = f"{totals.title}, session {played.name}, request {played.played}"
             told = f"{answer.outcome}, {answer.reason}"
-            if cached < (last.cached_tokens or 0):
+            if last.cached_tokens and cached <= last.cached_tokens:
                 raise Violated(f"{what}: restored {cached} tokens after {last.cached_tokens} ({told})")
             if answer.prompt_tokens - cached > grown + self._gap:
                 raise Violated(
@@ -176,11 +176,19 @@ class Replay:
                 )
         return True
 
+    async def verifications(self) -> dict[str, int]:
+        """Hits that were computed again since the daemon started, by result."""
+        return {result: int(float(count)) for result, count in _VERIFICATIONS.findall(await self._metrics())}
+
     async def _faults(self) -> float:
         """Stale drops and mismatches of verified hits so far."""
+        stale = sum(map(float, _STALE.findall(await self._metrics())))
+        return stale + (await self.verifications()).get("mismatched", 0)
+
+    async def _metrics(self) -> str:
         async with self._http.get(f"{self._base_url}/metrics") as response:
             response.raise_for_status()
-            return sum(map(float, _FAULTS.findall(await response.text())))
+            return await response.text()
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -195,6 +203,7 @@ async def run(options: argparse.Namespace) -> None:
         print(TITLES)
         for path in options.files:
             await replay.file(path, options.sessions, options.requests)
+        print(", ".join(f"{count} hits {result}" for result, count in (await replay.verifications()).items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -130,6 +130,7 @@ class CachingServer:
     def __init__(self):
         self.seen = set()
         self.forget_after = None
+        self.keep_until = 1000
         self.asked = 0
         self.stale = 0
 
@@ -143,7 +144,8 @@ class CachingServer:
             prompt += len(messages[end - 1]["content"].split()) + 2
             key = json.dumps(messages[:end])
             cached = prompt - 3 if key in self.seen else cached
-            self.seen.add(key)
+            if self.asked < self.keep_until:
+                self.seen.add(key)
         if prompt > 400:
             return web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
         usage = {
@@ -195,6 +197,17 @@ async def test_a_replay_names_the_turn_that_computed_too_much(caching, tmp_path)
     caching.forget_after = 2
     with pytest.raises(Violated, match=r"request 2: computed \d+ tokens, of which \d+ are new"):
         await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("a", 4)]), sessions=1, requests=100)
+
+
+async def test_a_replay_names_the_turn_that_restored_no_more_than_the_one_before(caching, tmp_path):
+    caching.keep_until = 3
+    caching.replay._gap = 100
+    with pytest.raises(Violated, match=r"request 4: restored (\d+) tokens after \1 "):
+        await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("a", 4)]), sessions=1, requests=100)
+
+
+async def test_a_replay_tells_what_was_verified(caching):
+    assert await caching.replay.verifications() == {"verified": 7}
 
 
 async def test_a_stale_drop_fails_a_replay(caching, tmp_path, monkeypatch):
