@@ -122,16 +122,24 @@ def pin(client: ControlClient, asked: Asked) -> bool:
 def export(client: ControlClient, asked: Asked) -> bool:
     """The worker writes the files, as its own user."""
     which = exported(client, asked)
-    answer = ask(client, Transferred, "export", folder=str(asked.folder.absolute()), **which)
+    answer = _waited(client, ask(client, Transferred, "export", folder=str(asked.folder.absolute()), **which))
     show(asked, asdict(answer), lambda: render.transferred(answer, "exported"))
     return True
 
 
 def import_files(client: ControlClient, asked: Asked) -> bool:
     """Refused if a file was left that is not there already."""
-    answer = ask(client, Transferred, "import", folder=str(asked.folder.absolute()))
+    answer = _waited(client, ask(client, Transferred, "import", folder=str(asked.folder.absolute())))
     show(asked, asdict(answer), lambda: render.transferred(answer, "imported"))
     return not set(answer.refused) - {"known"}
+
+
+def _waited(client: ControlClient, answer: Transferred) -> Transferred:
+    """Wait until a transfer is done, however long it takes."""
+    while answer.pending:
+        time.sleep(POLL_SECONDS)
+        answer = ask(client, Transferred, "transfer")
+    return answer
 
 
 def _conversation(text: str) -> int | str:

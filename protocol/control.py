@@ -20,6 +20,7 @@
 | `unpin` | `slot` or `name` | `SlotInfo` or `StoredInfo` |
 | `export` | `folder`, `slots` [int], `names` [str] | `Transferred`; the worker itself writes there |
 | `import` | `folder` | `Transferred` |
+| `transfer` | | `Transferred`: how it stands with the last `export` or `import` |
 
 A slot is used again for other snapshots, and what was read of it may be out of date. So what is chosen by what was
 read goes with the generations it had: `evict` passes over slots that have been written since or are empty. `pin` of a
@@ -58,6 +59,7 @@ VERBS = (
     "unpin",
     "export",
     "import",
+    "transfer",
 )
 
 
@@ -204,6 +206,7 @@ class Transferred:
     files: int
     bytes: int
     refused: dict[str, int]  # files that were left, by cause; `known` ones are there already
+    pending: bool = False  # it is still under way: `transfer` tells the rest
 
 
 @dataclass(frozen=True, slots=True)

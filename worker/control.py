@@ -21,7 +21,7 @@ from worker.snapshot_view import list_slots, slot_info, snapshot_tree
 from worker.snapshots import SnapshotStore, UnknownSlot
 from worker.tiers.stored import find_stored, list_stored, stored_info
 from worker.tiers.tiers import Tiers
-from worker.tiers.transfer import TransferRefused, export_snapshots, import_snapshots
+from worker.tiers.transfer import TransferRefused
 
 log = logging.getLogger(__name__)
 
@@ -135,29 +135,29 @@ class Control:
             case "unpin":
                 self._clearing.unpin(_integer(args, "slot"))
                 return asdict(slot_info(store, _integer(args, "slot")))
-            case "export" | "import":
+            case "export" | "import" | "transfer":
                 return asdict(self._transfer(verb, args))
             case _:
                 raise Refused(f"unknown verb {verb}")
 
     def _transfer(self, verb: str, args: dict[str, Any]) -> Transferred:
         """Snapshots to or from a folder on this machine."""
-        disk = self._tiers.disk if self._tiers else None
-        if disk is None:
+        transfers = self._tiers.transfers if self._tiers else None
+        if transfers is None:
             raise Refused(f"{verb} needs a disk cache: start the worker with --disk-cache")
+        if verb == "transfer":
+            return transfers.answer()
         folder = args.get("folder")
         if not isinstance(folder, str) or not Path(folder).is_absolute():
             raise Refused("folder: must be an absolute path")
         if verb == "import":
-            if disk.is_writing:
-                raise Refused("snapshots are being written: try again in a moment")
-            return import_snapshots(disk, Path(folder))
+            return transfers.import_from(Path(folder))
         nodes = [self._store.known(slot).node for slot in _integers(args, "slots")]
         names = self._by_name(args)
         if len(names) < len(set(args.get("names", []))):
             raise Refused("some of it is not stored any more")
         nodes += names.values()
-        return export_snapshots(disk, nodes, Path(folder), recurs=self._store.states is not None)
+        return transfers.export(nodes, Path(folder))
 
     def _conversation(self, args: dict[str, Any], name: str) -> Node:
         """The node that a slot number or a request id stands for."""

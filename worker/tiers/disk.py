@@ -35,6 +35,8 @@ from worker.snapshots import StaleCause
 from worker.tiers.folder import delete, others_bytes, take
 from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import (
+    SUFFIX,
+    TEMPORARY,
     BadFile,
     Found,
     Identity,
@@ -99,21 +101,22 @@ class DiskTier:
         self.identity = identity
         self.ledger = Ledger("disk", limit, index, self._unlink, clock, events, recurs=recurs)
         self.failures: Counter[str] = Counter()
-        self.refused: Counter[StaleCause] = Counter()  # files that were found by `scan` and are not used
+        self.refused: Counter[StaleCause] = Counter()  # files that were found at the start and are not used
         self.refusals: dict[str, AbsentReason] = {}
         self.written_bytes = 0
         self.backlog = 0  # bytes that wait to be written
         self._index = index
-        self._wake = wake
+        self.wake = wake
         self._clock = clock
         self._foreign_numerics = foreign_numerics
         self._pending: dict[tuple[Node, PartKind], _Writing] = {}
         self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
         self._going: list[tuple[Path, int]] = []  # files of parts that have just gone, to make room
         self._lock = take(folder, self.folder)
+        self.executor = executor
         self._writer = executor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
         self._readers = executor(_READERS, thread_name_prefix="disk-reader")
-        self.scan()
+        self._scan()
         others = others_bytes(folder, self.folder)
         if others:
             log.info("disk cache: %s hold files of other models in %s", format_size(others), folder)
@@ -142,6 +145,10 @@ class DiskTier:
     def is_writing(self) -> bool:
         return bool(self._pending)
 
+    def writes(self, path: Path) -> bool:
+        """Whether a file will be put there."""
+        return any(writing.path == path for writing in self._pending.values())
+
     @property
     def is_full(self) -> bool:
         """So much waits to be written that nothing should be added."""
@@ -158,8 +165,8 @@ class DiskTier:
             self.ledger.tell("fail", "no_room", node, kind)
             log.warning("disk cache: no room for %d bytes", size)
             return False
-        going, self._going = self._going, []
-        writing = _Writing(node, kind, size, self.folder / file_name(node.tenant, node.digest, kind), going)
+        path = self.folder / file_name(node.tenant, node.digest, kind)
+        writing = _Writing(node, kind, size, path, self.take_going())
         self._pending[node, kind] = writing
         self.ledger.promised += size
         self.backlog += size
@@ -177,7 +184,7 @@ class DiskTier:
         except OSError as caught:
             error = caught
         self._done.put((writing, seal, error))
-        self._wake()
+        self.wake()
 
     def collect(self) -> None:
         """Enter what has been written."""
@@ -210,7 +217,7 @@ class DiskTier:
         """Read a part on a thread."""
         room = to()
         future = self._readers.submit(_read, part.place, room)
-        future.add_done_callback(lambda _: self._wake())
+        future.add_done_callback(lambda _: self.wake())
         part.used_at = self._clock()
         return Reading(room, future)
 
@@ -256,27 +263,27 @@ class DiskTier:
             self.failures["unwritable"] += 1
             self.ledger.promised += size
 
-    def make_room(self, size: int) -> bool:
-        """As `Ledger.room`, at once: files of others are about to be put here."""
-        has_room = self.ledger.room(size)
+    def take_going(self) -> list[tuple[Path, int]]:
+        """The files, and their bytes, that `Ledger.room` has let go: whoever takes them deletes them."""
         going, self._going = self._going, []
-        self._still_there([(path, size) for path, size in going if not delete(path)])
-        return has_room
+        return going
 
     # What others have left here
 
-    def scan(self) -> int:
-        """Enter all files that are not known yet and can be used; returns how many.
-
-        What is left of a write, is broken or extends nothing is removed. Called while nothing is being written.
-        """
-        known = {self.path_of(part) for part in self.ledger.parts}
-        before = len(known)
-        adopt_all(self._index, found_files(self.folder, known, self.identity, self._refuse), self._adopt)
-        added = len(self.ledger.parts) - before
-        self.make_room(0)
+    def _scan(self) -> None:
+        """Enter all files that are there and can be used. What is left of a write goes, and what is too much."""
+        for path in self.folder.glob("*" + SUFFIX + TEMPORARY):
+            delete(path)
+        self.enter(sorted(self.folder.glob("*" + SUFFIX)))
+        self.ledger.room(0)
+        self._still_there([(path, size) for path, size in self.take_going() if not delete(path)])
         log.info("disk cache: %d files with %d bytes in %s", len(self.ledger.parts), self.ledger.held, self.folder)
-        return added
+
+    def enter(self, paths: Collection[Path]) -> None:
+        """Enter those of these files that can be used and are not known yet; the others are removed."""
+        known = {self.path_of(part) for part in self.ledger.parts}
+        found = found_files((path for path in paths if path not in known), self.identity, self._refuse)
+        adopt_all(self._index, found, self._adopt)
 
     def _refuse(self, path: Path, error: BadFile) -> None:
         """A file cannot be used: it is removed, and will be told of to whoever asks for what it was."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from worker.snapshot_index import Node, SnapshotIndex
 from worker.tiers.folder import delete
 from worker.tiers.part_file import (
-    SUFFIX,
-    TEMPORARY,
     BadFile,
     Found,
     Identity,
@@ -25,23 +23,15 @@ Files = dict[tuple[str, bytes], dict[PartKind, tuple[Path, Found]]]  # by tenant
 Adopt = Callable[[Node, PartKind, Path, Found], Node | None]  # of the boundary that a file extends: its own
 
 
-def found_files(
-    folder: Path, known: Collection[Path], identity: Identity, refuse: Callable[[Path, BadFile], None]
-) -> Files:
-    """All files that belong here and are not `known`. Those that do not are given to `refuse`.
-
-    What is left of a write is removed.
-    """
+def found_files(paths: Iterable[Path], identity: Identity, refuse: Callable[[Path, BadFile], None]) -> Files:
+    """Those of these files that belong here. The others are given to `refuse`."""
     files: Files = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.endswith(SUFFIX + TEMPORARY):
-            delete(path)
-        elif path.name.endswith(SUFFIX) and path not in known:
-            try:
-                found = _belonging(path, identity)
-            except BadFile as error:
-                refuse(path, error)
-                continue
+    for path in paths:
+        try:
+            found = _belonging(path, identity)
+        except BadFile as error:
+            refuse(path, error)
+        else:
             files.setdefault((found.label.tenant, found.label.boundary.digest), {})[found.label.kind] = path, found
     return files
 

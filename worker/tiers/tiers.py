@@ -17,6 +17,7 @@ from worker.tiers.ledger import Part, PartOf, needed_by
 from worker.tiers.loading import Load, Loading
 from worker.tiers.part_file import PartKind
 from worker.tiers.tier import Tier
+from worker.tiers.transfer import Transfers
 from worker.tiers.write_behind import WriteBehind
 
 _IDLE_BYTES = 16 << 20  # copied at a time while nobody waits
@@ -40,6 +41,7 @@ class Tiers:
         self._store = store
         self._write_behind = WriteBehind(store, device, self.tiers)
         self._loading = Loading(store, device, self.tiers, self.give_way)
+        self.transfers = None if self.disk is None else Transfers(self.disk, recurs=store.states is not None)
         self._turned = time.perf_counter()
         store.tiers = self
         if self.disk is not None:
@@ -114,6 +116,8 @@ class Tiers:
             return False
         for tier in self.tiers:
             tier.collect()
+        if self.transfers is not None:
+            self.transfers.collect()
         started = time.perf_counter()
         until = started if idle else started + _BUSY_SHARE * (started - self._turned)
         size = _IDLE_BYTES if idle else _BUSY_BYTES
@@ -140,6 +144,8 @@ class Tiers:
 
     def close(self) -> None:
         """Call it once nothing else will be asked."""
+        if self.transfers is not None:
+            self.transfers.close()
         for tier in self.tiers:
             tier.close()
 
