@@ -174,8 +174,8 @@ def _lock_file(run_dir: Path, number: int) -> Path:
 
 
 def _seats(run_dir: Path) -> list[int]:
-    """All that were ever taken."""
-    names = (re.fullmatch(r"gateway-(\d+)\.lock", path.name) for path in run_dir.iterdir())
+    """All that were ever taken; none in a directory that somebody has removed."""
+    names = (re.fullmatch(r"gateway-(\d+)\.lock", path.name) for path in run_dir.glob("*.lock"))
     return sorted(int(name[1]) for name in names if name)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from pydantic import create_model
 
@@ -19,11 +19,19 @@ from gateway.fetch import FetchError, fetch_embedded
 from gateway.health import GatewayHealth, WorkerHealth
 from gateway.ports import take_port
 from gateway.seats import forget_counts
-from gateway.supervisor import Child, ChildFailed, Supervisor
+from gateway.supervisor import WATCH_SECONDS, Child, ChildFailed, Supervisor
 from protocol.errors import SettingsError
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
 from protocol.notify import Notifier
-from protocol.rundir import CONTROL_SOCKET, WORK_SOCKET, default_run_dir, lock_run_dir, prepare_run_dir
+from protocol.rundir import (
+    CONTROL_SOCKET,
+    WORK_SOCKET,
+    default_run_dir,
+    is_in_place,
+    kept_from_cleaning,
+    lock_run_dir,
+    prepare_run_dir,
+)
 from protocol.settings import ENV_PREFIX, load_settings, process_settings, to_flags
 
 WORKER_STOP_SECONDS = 10.0
@@ -36,24 +44,44 @@ class _Settings(ServeSettings, GatewaySettings):
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 a process does not come up, 2 bad settings."""
     settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateways, supervised.")
-    prepare_run_dir(settings.run_dir)
     notifier = Notifier()
-    with lock_run_dir(settings.run_dir, "daemon"):
-        try:
-            _have_model(settings.model)
-            forget_counts(settings.run_dir)
-            # Held here, it stays the same, and ours, when a gateway starts again.
-            with take_port(settings.host, settings.port) as port:
-                settings = settings.model_copy(update={"port": port.getsockname()[1]})
-                asyncio.run(_supervise(settings, notifier))
-        except (ChildFailed, FetchError) as error:
-            print(f"prefixd serve: error: {error}", file=sys.stderr)
-            return 1
-        finally:
+    try:
+        _serve_until_stopped(settings, notifier)
+    except (ChildFailed, FetchError) as error:
+        print(f"prefixd serve: error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        notifier.close()
+    return 0
+
+
+def _serve_until_stopped(settings: _Settings, notifier: Notifier) -> None:
+    """Where somebody removes the run directory under the sockets, it goes on in another one."""
+    with ExitStack() as held:
+        lost = False
+        while True:
+            prepare_run_dir(settings.run_dir)
+            with lock_run_dir(settings.run_dir, "daemon") as lock, kept_from_cleaning(settings.run_dir):
+                if not lost:
+                    _have_model(settings.model)
+                    # Held here, it stays the same, and ours, when a gateway starts again.
+                    port = held.enter_context(take_port(settings.host, settings.port))
+                    settings = settings.model_copy(update={"port": port.getsockname()[1]})
+                lost = _is_lost_while_serving(settings, notifier, lock)
+            if not lost:
+                return
+            _report(f"the run directory {settings.run_dir} was removed: starting again in another one")
+
+
+def _is_lost_while_serving(settings: _Settings, notifier: Notifier, lock: IO[str]) -> bool:
+    """Serve until a signal says stop, or until the directory of the lock is gone."""
+    forget_counts(settings.run_dir)
+    try:
+        return asyncio.run(_supervise(settings, notifier, lock))
+    finally:
+        if is_in_place(lock):
             _remove_sockets(settings.run_dir)
             forget_counts(settings.run_dir)
-            notifier.close()
-    return 0
 
 
 def _union() -> type[_Settings]:
@@ -62,7 +90,8 @@ def _union() -> type[_Settings]:
     return cast(type[_Settings], all_of_them)
 
 
-async def _supervise(settings: _Settings, notifier: Notifier) -> None:
+async def _supervise(settings: _Settings, notifier: Notifier, lock: IO[str]) -> bool:
+    """Whether the end of it was that the lock's directory was removed, and no signal."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     prefixd = [sys.executable, "-m", "gateway.cli"]
 
@@ -92,7 +121,17 @@ async def _supervise(settings: _Settings, notifier: Notifier) -> None:
             stop_seconds=WORKER_STOP_SECONDS,
             environment=environment,
         )
-        await Supervisor([gateways, [worker]], _report, on_ready).run()
+        supervisor = Supervisor([gateways, [worker]], _report, on_ready)
+        lost = asyncio.create_task(_stop_when_lost(lock, supervisor))
+        await supervisor.run()
+        return not lost.cancel()
+
+
+async def _stop_when_lost(lock: IO[str], supervisor: Supervisor) -> None:
+    """Nobody new reaches sockets whose directory is gone. What is open goes on through those that are connected."""
+    while is_in_place(lock):  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(WATCH_SECONDS)
+    supervisor.stop()
 
 
 def _have_model(model: str) -> None:

@@ -82,7 +82,7 @@ class Supervisor:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Return when stopped by SIGTERM or SIGINT. Raises `ChildFailed`. Either way no child is left."""
+        """Return when stopped, by SIGTERM, SIGINT or `stop`. Raises `ChildFailed`. Either way no child is left."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -100,6 +100,10 @@ class Supervisor:
                 await asyncio.gather(*map(self._end, group))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Let `run` end, as one signal does."""
+        self._stop.set()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -69,6 +71,25 @@ def lock_run_dir(run_dir: Path, role: str) -> IO[str]:
     lock = open(run_dir / f"{role}{_LOCK_SUFFIX}", "a+")  # noqa: SIM115 (the caller keeps it)
     hold(lock, f"run_dir: {run_dir} is held by another {role}")
     return lock
+
+
+def is_in_place(lock: IO[str]) -> bool:
+    """Whether the file that a lock is held on is still at its path: somebody may have removed its directory."""
+    try:
+        return os.path.samestat(os.stat(lock.name), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def kept_from_cleaning(run_dir: Path) -> Iterator[None]:
+    """Meanwhile systemd-tmpfiles, which clears old files out of /tmp, passes the directory over, as all locked ones."""
+    directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(directory)
 
 
 def hold(lock: IO[str], held: str) -> None:

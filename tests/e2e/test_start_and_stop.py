@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 from conftest import Served
-from daemon import BIN, DEADLINE_SECONDS, until
+from daemon import BIN, DEADLINE_SECONDS, metrics, until
 from http_client import joined, user
 
 ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
@@ -95,6 +96,26 @@ def test_a_killed_daemon_takes_its_children_along(start):
     until(lambda: not daemon.processes(), "the children end with their parent")
     again = start(run_dir=daemon.run_dir)
     assert again.wait_ready().chat([user("Hello")]).status == 200, "what a killed one left is no obstacle"
+
+
+def test_a_run_directory_that_is_removed_is_made_again(start):
+    """As where a user's last session ends: what streams goes on, and then service comes back where it was."""
+    daemon = start()
+    client = daemon.wait_ready()
+    until(lambda: "prefixd serves" in daemon.log(), "it knows that it does")
+    with client.stream([user("Tell me a long story.")], **ENDLESS) as stream:
+        assert stream.take_text(3)
+        shutil.rmtree(daemon.run_dir)
+        until(lambda: client.get("/ready").status == 503, "it notices")
+        assert stream.take_text(3)
+    until(lambda: daemon.log().count("prefixd serves") == 2, "it serves again")
+    assert "was removed: starting again in another one" in daemon.log()
+    assert client.chat([user("Hello")]).status == 200
+    assert daemon.stats()["requests"]["finished"] == 1, "it is another worker"
+    assert metrics(client)["prefixd_worker_up"] == 1
+    daemon.terminate()
+    assert daemon.wait_exit() == 0
+    assert left_behind(daemon) == []
 
 
 def test_a_run_directory_that_another_daemon_holds(served: Served, chat_model: Path):

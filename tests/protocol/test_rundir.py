@@ -1,6 +1,8 @@
 """The run directory: owner-only, short enough for sockets, and held by one daemon."""
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,8 @@ from protocol.rundir import (
     CONTROL_SOCKET,
     METRICS_FOLDER,
     default_run_dir,
+    is_in_place,
+    kept_from_cleaning,
     lock_run_dir,
     prepare_run_dir,
     socket_address,
@@ -87,3 +91,25 @@ def test_the_default_is_this_users_own(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
 
     assert str(os.getuid()) in default_run_dir().name
+
+
+def test_a_lock_is_in_place_until_its_directory_goes(tmp_path):
+    run_dir = tmp_path / "run"
+    prepare_run_dir(run_dir)
+    with lock_run_dir(run_dir, "daemon") as lock:
+        assert is_in_place(lock)
+        shutil.rmtree(run_dir)
+        assert not is_in_place(lock)
+        prepare_run_dir(run_dir)
+        with lock_run_dir(run_dir, "daemon") as other:
+            assert is_in_place(other)
+            assert not is_in_place(lock), "another file is in its place"
+
+
+def test_a_directory_is_kept_from_cleaning_by_a_lock_of_its_own(tmp_path):
+    """systemd-tmpfiles takes an exclusive one of every directory before it looks into it."""
+    cleaner = os.open(tmp_path, os.O_RDONLY)
+    with kept_from_cleaning(tmp_path), kept_from_cleaning(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(cleaner)
