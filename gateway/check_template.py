@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_json(code, line, source, control, reports)
         return code
     for each in reports:
-        print("\n".join(_shown(each) if arguments.messages else [_summary(each)]))
+        print("\n".join(_shown(each) if arguments.messages else _summary(each)))
     if arguments.messages:
         print(f"text that message contents cannot spell as tokens: {' '.join(control) or 'none'}")
     print(line)
@@ -167,8 +167,12 @@ def _conversations(file: str | None) -> Iterator[tuple[str, Conversation]]:
         content = Path(file).read_bytes()
     except OSError as error:
         raise SettingsError(f"messages: cannot read {file}: {error.strerror}") from error
-    body = parse_object(b'{"messages":' + content + b"}" if content.lstrip().startswith(b"[") else content)
-    yield Path(file).name, _conversation(body)
+    try:
+        body = parse_object(b'{"messages":' + content + b"}" if content.lstrip().startswith(b"[") else content)
+        conversation = _conversation(body)
+    except RequestError as error:
+        raise SettingsError(f"messages: {file}: {error}") from error
+    yield Path(file).name, conversation
 
 
 def _conversation(body: dict[str, Any]) -> Conversation:
@@ -180,13 +184,17 @@ def _conversation(body: dict[str, Any]) -> Conversation:
     )
 
 
-def _summary(each: Report) -> str:
+def _summary(each: Report) -> Iterator[str]:
     if each.refused is not None:
-        return f"{each.name}: refused: {each.refused}"
+        yield f"{each.name}: refused: {each.refused}"
+        return
     kept = sum(line.position is not None for line in each.boundaries)
     turn = each.unstable
     fate = "each turn starts the next one" if turn is None else where(each, turn)
-    return f"{each.name}: {len(each.roles)} messages, {each.tokens} tokens, {kept} boundaries; {fate}"
+    yield f"{each.name}: {len(each.roles)} messages, {each.tokens} tokens, {kept} boundaries; {fate}"
+    for line in each.boundaries:
+        if line.message is not None and line.reason is not None:
+            yield f"  message {line.message} ({each.roles[line.message]}) has none: {line.reason}"
 
 
 def _shown(each: Report) -> Iterator[str]:

@@ -109,6 +109,7 @@ def build(
         PagedMemory(cache, states),
         lambda: identity_of(path, model_id, numerics_id(device, runner.row_counts)),
         wake=lambda: sockets.inbox.put(None),
+        context_tokens=max_model_len,
     )
     scheduler = Scheduler(
         epoch=epoch,
@@ -127,7 +128,7 @@ def build(
         max_queue_seconds=settings.queue_seconds,
         caching=settings.slots > 0,
         verify_hits=settings.verify_hits,
-        differ=lambda kept, computed: not torch.equal(kept, computed),
+        differ=lambda kept, computed: not torch.equal(kept.view(torch.int32), computed.view(torch.int32)),
         tiers=tiers,
         wake=lambda: sockets.inbox.put(None),
     )

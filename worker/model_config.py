@@ -100,9 +100,9 @@ def parse_config(fields: Mapping[str, Any]) -> ModelConfig:
 
 def _parse_text_part(read: Fields, parse: Callable[[Fields, bool], ModelConfig]) -> ModelConfig:
     """The text part of a model that may see and hear too."""
-    if read.get("quantization_config"):
-        raise read.error("quantization_config", "not implemented")
     text = read.section("text_config") if "text_config" in read else read
+    for part in (read, text):
+        _refuse_quantized(part)
     tied = read if "tie_word_embeddings" in read else text
     return parse(text, tied.flag("tie_word_embeddings", parse is gemma4_config.parse))
 
@@ -110,12 +110,20 @@ def _parse_text_part(read: Fields, parse: Callable[[Fields, bool], ModelConfig])
 def _refuse_unimplemented(read: Fields) -> None:
     if read.get("hidden_act") not in (None, "silu"):
         raise ModelError(f"hidden_act: {read.get('hidden_act')!r} is not implemented, only 'silu'")
-    for name in ("quantization_config", "num_local_experts", "num_experts"):
+    _refuse_quantized(read)
+    for name in ("num_local_experts", "num_experts"):
         if read.get(name):
             raise ModelError(f"{name}: not implemented")
     for section in (read, read.section("rope_parameters"), read.section("rope_scaling")):
         if section.number("partial_rotary_factor", 1.0) != 1.0:
             raise ModelError("partial_rotary_factor: not implemented, rotary positions cover whole heads")
+
+
+def _refuse_quantized(read: Fields) -> None:
+    for name in ("quantization_config", "compression_config"):
+        if read.get(name):
+            method = read.section(name).get("quant_method")
+            raise read.error(name, "not implemented" + (f" (quant_method {method!r})" if method else ""))
 
 
 def _sliding_window(read: Fields, model_type: str, num_layers: int) -> int | None:

@@ -100,6 +100,28 @@ def test_wrong_usage_gives_2(model_dir: Path, arguments: list[str], capsys: pyte
     assert capsys.readouterr().err
 
 
+def test_what_is_wrong_with_the_messages_is_told_by_file_and_field(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "m.json"
+    for content, reason in (("", "not JSON"), ('[{"role": "user", "content": 5}]', "messages.0.content must be")):
+        file.write_text(content)
+        assert main(["--model", str(model_dir), "--messages", str(file)]) == 2
+        said = capsys.readouterr().err
+        assert f"messages: {file}: " in said
+        assert reason in said
+
+
+def test_messages_without_a_boundary_are_named_for_the_probes_too(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "merging.jinja"
+    file.write_text("{%- for m in messages %}{{- 'ck ' + m.content + ' qui' }}{%- endfor %}")
+    main(["--template", str(file), "--tokenizer", str(model_dir)])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"  message 0 (user) has none: {INSIDE}" in lines
+
+
 def test_a_conversation_of_ones_own_is_shown_boundary_by_boundary(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -176,7 +176,21 @@ def test_an_active_sliding_window_limits_the_context(fields: dict[str, Any], win
         ({"model_type": "mixtral"}, "model_type: 'mixtral'"),
         ({"model_type": None}, "model_type: missing"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: not implemented (quant_method 'gptq')",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: not implemented (quant_method 'fp8')",
+        ),
+        ({"compression_config": {"format": "int-quantized"}}, "compression_config: not implemented"),
+        ({"model_type": "qwen3_moe"}, "model_type: 'qwen3_moe'"),
+        ({"model_type": "qwen3_5_moe"}, "model_type: 'qwen3_5_moe'"),
+        (
+            {"model_type": "qwen3_5", "text_config": {"quantization_config": {"quant_method": "awq"}}},
+            "text_config.quantization_config: not implemented (quant_method 'awq')",
+        ),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
