@@ -46,7 +46,8 @@ def stats(client: ControlClient, asked: Asked) -> bool:
 
 
 def list_slots(client: ControlClient, asked: Asked) -> bool:
-    rows: list[SlotInfo | StoredInfo] = [*all_slots(client), *all_stored(client)]
+    alone = sorted(all_stored(client), key=lambda row: (row.tenant, row.tokens))
+    rows: list[SlotInfo | StoredInfo] = [*all_slots(client), *alone]
     show(asked, [asdict(row) for row in rows], lambda: render.slots(rows))
     return True
 

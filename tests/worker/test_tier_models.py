@@ -65,3 +65,10 @@ def test_other_weights_and_other_types_are_another_model(begin: Any, tmp_path: P
     same = begin("d", 0)
     assert ask(same, "import", folder=away)["files"] == written["files"]
     assert [row["tokens"] for row in ask(same, "stored")["stored"]] == [talk.last.end]
+
+
+def test_a_budget_below_one_snapshot_is_said_at_the_start(begin: Any, caplog: pytest.LogCaptureFixture):
+    begin("a", 0, host_memory="64KiB", disk_memory="1GiB")
+    (said,) = [message for message in caplog.messages if "_memory:" in message]
+    assert said.startswith("host_memory: 64KiB is less than the ")
+    assert "of one snapshot at the full context of 1024 tokens" in said
