@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -14,13 +15,13 @@ from gateway.anthropic_answers import MessageAnswer
 from gateway.anthropic_input import parse_messages
 from gateway.anthropic_params import MessagesParams, parse_params
 from gateway.anthropic_tools import parse_tools
-from gateway.body import parse_object
 from gateway.conversation import Conversation
 from gateway.grammar import Demand
 from gateway.hints import mark_seconds, user_of
 from gateway.openai_api import unknown_model
 from gateway.prompts import Prompt
 from gateway.service import REQUEST_ID, TENANT, Gateway
+from gateway.tenants import Tenant
 from protocol.messages import Generate, ModelInfo
 
 
@@ -29,7 +30,7 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
     model, tenant = gateway.client.model(), request[TENANT]
 
     def read() -> tuple[MessagesParams, Conversation, Prompt, str | None]:
-        params, conversation, demand = _read(gateway, body, to_count=False)
+        params, conversation, demand = _read(gateway, body, tenant, to_count=False)
         prompt = gateway.maker.chat(conversation, model, tenant)
         grammar = gateway.readers.grammar(conversation, prompt, demand, calls=params.calls, many=params.many_calls)
         return params, conversation, prompt, grammar
@@ -57,22 +58,29 @@ async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
     model = gateway.client.model()
 
     def count() -> int:
-        _, conversation, _ = _read(gateway, body, to_count=True)
+        _, conversation, _ = _read(gateway, body, request[TENANT], to_count=True)
         return gateway.maker.count(conversation, model, request[TENANT])
 
     counted = {"input_tokens": await gateway.in_thread(count, body)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")
 
 
-def _read(gateway: Gateway, body: bytes, *, to_count: bool) -> tuple[MessagesParams, Conversation, Demand | None]:
-    fields, settings = parse_object(body), gateway.settings
+def _read(
+    gateway: Gateway, body: bytes, tenant: Tenant, *, to_count: bool
+) -> tuple[MessagesParams, Conversation, Demand | None]:
+    maker, settings = gateway.maker, gateway.settings
+    fields = maker.bodies.parse(tenant.name, body)
     params = parse_params(fields, to_count=to_count)
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
         raise unknown_model(params.model)
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     told = parse_messages(
-        fields.get("system"), fields.get("messages"), tools, drop_billing_header=settings.drop_billing_header
+        fields.get("system"),
+        fields.get("messages"),
+        tools,
+        drop_billing_header=settings.drop_billing_header,
+        through=partial(maker.said_in_blocks.parsed, tenant.name, len(body)),
     )
     if seconds := mark_seconds(fields):  # on the whole request: it marks what comes last
         told = (*told[:-1], replace(told[-1], mark_seconds=seconds))

@@ -7,10 +7,11 @@ servers did, and `is_error`, since a result's text says what went wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
-from gateway.anthropic_tools import Tools
+from gateway.anthropic_tools import Tools, brings_tools
 from gateway.canonical import parse_arguments, parse_content, uncalled, without_billing_header, wrong
 from gateway.conversation import Message, ToolCall
 from gateway.hints import mark_seconds
@@ -19,29 +20,54 @@ _ROLES = ("user", "assistant", "system")
 _UNREADABLE = {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result"}
 
 
+Through = Callable[
+    [list[Any], Callable[[int], tuple[Message, ...]], Callable[[Any], bool]], tuple[tuple[Message, ...], ...]
+]
+
+
 def parse_messages(
-    system: object, value: object, tools: Tools | None = None, *, drop_billing_header: bool = True
+    system: object,
+    value: object,
+    tools: Tools | None = None,
+    *,
+    drop_billing_header: bool = True,
+    through: Through | None = None,
 ) -> tuple[Message, ...]:
-    """`tools` learns which of them the messages bring in. Raises `RequestError` naming the field that is wrong."""
+    """`tools` learns which of them the messages bring in. Raises `RequestError` naming the field that is wrong.
+
+    `through` has each item parsed that is not known from before (`SaidBefore.parsed`).
+    """
     tools = tools or Tools()
     if not isinstance(value, list):
         raise wrong("messages", "must be a list")
     if not value:
         raise wrong("messages", "must not be empty")
     last = len(value) - 1
-    messages: list[Message] = []
-    called = False
-    for at, item in enumerate(value):
-        parts = list(_message(item, f"messages.{at}", tools, last=at == last))
-        if not called and any(part.role == "tool" for part in parts):
+
+    def parse(at: int) -> tuple[Message, ...]:
+        return tuple(_message(value[at], f"messages.{at}", tools, last=at == last))
+
+    said = through(value, parse, stands_alone) if through else tuple(map(parse, range(len(value))))
+    for at, parts in enumerate(said):
+        if any(part.role == "tool" for part in parts):
             raise uncalled(f"messages.{at}")
-        called = called or any(part.role == "assistant" for part in parts)
-        messages += parts
+        if any(part.role == "assistant" for part in parts):
+            break
+    messages = tuple(chain.from_iterable(said))
     text = parse_content(system, "system")
     if drop_billing_header:
         text = without_billing_header(text)
     head = Message("system", text, mark_seconds=mark_seconds(system))
-    return (head, *messages) if text else tuple(messages)
+    return (head, *messages) if text else messages
+
+
+def stands_alone(item: Any) -> bool:
+    """Whether what an item says is in it alone, and not in the request's tools as well."""
+    content = item.get("content") if isinstance(item, dict) else None
+    if not isinstance(content, list):
+        return True
+    inner = (block.get("content") for block in content if isinstance(block, dict))
+    return not any(brings_tools(each) for each in (content, *inner))
 
 
 def _message(value: object, where: str, tools: Tools, last: bool) -> Iterator[Message]:

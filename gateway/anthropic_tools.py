@@ -77,6 +77,11 @@ class Tools:
         return text
 
 
+def brings_tools(content: object) -> bool:
+    """Whether a list of blocks has one that stands for tools."""
+    return isinstance(content, list) and any(isinstance(b, dict) and b.get("type") in _LOADING for b in content)
+
+
 def parse_tools(value: object, *, in_order: bool = False) -> Tools:
     """Tools that the client describes itself; those that Anthropic defines or runs are left out.
 

@@ -23,12 +23,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
         value = _with_surrogates(body, error)
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
-    for name, most in MAX_ITEMS.items():
-        if isinstance(items := value.get(name), list) and len(items) > most:
-            raise RequestError(f"{name} holds {len(items)} items, and at most {most} are taken", param=name)
+    check_object(value)
+    return value
+
+
+def check_object(value: dict[str, Any], name: str = "", already: int = 0) -> None:
+    """Raises `RequestError` for more, or more deeply nested, than is taken. `already` items of a list are not in it."""
+    for each, most in MAX_ITEMS.items():
+        if isinstance(items := value.get(each), list) and (count := len(items) + already * (each == name)) > most:
+            raise RequestError(f"{each} holds {count} items, and at most {most} are taken", param=each)
     if is_too_deep(value):
         raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
-    return value
 
 
 def is_too_deep(value: object) -> bool:

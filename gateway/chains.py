@@ -26,8 +26,9 @@ _Key = tuple[bytes, int, bytes]
 
 class _Chain(NamedTuple):
     ids: bytes  # up to the last cut
+    cuts: list[Cut]
     ends: list[int]
-    digests: list[bytes]
+    boundaries: tuple[Boundary, ...]
 
 
 class Chains:
@@ -40,26 +41,37 @@ class Chains:
         """Boundaries for cuts that rise in token positions above 0."""
         if not cuts:
             return ()
+        cuts = list(cuts)
         ends = [cut.end for cut in cuts]
-        ids = token_ids[: ends[-1]].tobytes()
+        ids = memoryview(token_ids)[: ends[-1]].tobytes()
         keys = [(root, end, ids[4 * max(end - _TAIL, 0) : 4 * end]) for end in ends[-_TRIED:]]
-        digests = self._beginning(ids, ends, keys)
-        known = len(digests)
+        boundaries = self._beginning(ids, cuts, ends, keys)
+        known = len(boundaries)
         if known < len(ends):
-            start, parent = (ends[known - 1], digests[-1]) if known else (0, root)
-            digests += chain_digests(parent, token_ids[start:], [end - start for end in ends[known:]])
-        self._recent.keep(_Chain(ids, ends, digests), keys[-_KEYS:], len(ids) + 100 * len(ends) + 500)
-        return tuple(
-            Boundary(cut.end, digest, cut.kind, cut.messages) for cut, digest in zip(cuts, digests, strict=True)
-        )
+            start, parent = (ends[known - 1], boundaries[-1].digest) if known else (0, root)
+            digests = chain_digests(parent, token_ids[start:], [end - start for end in ends[known:]])
+            boundaries += tuple(map(_boundary, cuts[known:], digests))
+        size = len(ids) + 200 * len(ends) + 500
+        self._recent.keep(_Chain(ids, cuts, ends, boundaries), keys[-_KEYS:], size)
+        return boundaries
 
-    def _beginning(self, ids: bytes, ends: list[int], keys: Sequence[_Key]) -> list[bytes]:
-        """The digests of the longest known beginning."""
+    def _beginning(
+        self, ids: bytes, cuts: list[Cut], ends: list[int], keys: Sequence[_Key]
+    ) -> tuple[Boundary, ...]:
+        """The boundaries of the longest known beginning."""
         for key in reversed(keys):
             chain = self._recent.get(key)
             if chain is None:
                 continue
             count, size = ends.index(key[1]) + 1, 4 * key[1]
-            if chain.ends[:count] == ends[:count] and chain.ids[:size] == ids[:size]:
-                return chain.digests[:count]
-        return []
+            if chain.ends[:count] != ends[:count] or chain.ids[:size] != ids[:size]:
+                continue
+            known = chain.boundaries[:count]
+            if chain.cuts[:count] == cuts[:count]:
+                return known
+            return tuple(map(_boundary, cuts, (each.digest for each in known)))
+        return ()
+
+
+def _boundary(cut: Cut, digest: bytes) -> Boundary:
+    return Boundary(cut.end, digest, cut.kind, cut.messages)

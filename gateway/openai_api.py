@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from gateway.body import parse_object
 from gateway.canonical import Through, parse_messages, parse_tools
 from gateway.config import GatewaySettings
 from gateway.conversation import Conversation
@@ -80,7 +79,7 @@ def _read(
 ) -> tuple[CommonParams, list[Prompt], Conversation | None, str | None]:
     """Everything between the body and the token ids, the conversation if there is one, and its answers' grammar."""
     maker, settings = gateway.maker, gateway.settings
-    fields = parse_object(body)
+    fields = maker.bodies.parse(tenant.name, body)
     params = parse_params("chat" if kind == "chat" else "completion", fields)
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:
         raise unknown_model(params.model)

@@ -13,10 +13,11 @@ from typing import NamedTuple, TypeVar
 
 from jinja2.exceptions import TemplateError
 
+from gateway.body_memory import BodyMemory
 from gateway.boundaries import Cut, completion_cuts, merge, with_interior
 from gateway.chains import Chains
 from gateway.client_text import without_control
-from gateway.conversation import Conversation
+from gateway.conversation import Conversation, Message
 from gateway.detokenizer import TokenBytes
 from gateway.model_files import ModelFiles
 from gateway.renderer import PromptText, Renderer
@@ -81,7 +82,9 @@ class PromptMaker:
         self.tokenizer = PromptTokenizer(files.tokenizer, written)
         self.tokenizer.check([*probes, *(f"{token}{_SAMPLE}{token}b{token}{token} c" for token in added[:16])])
         self.token_bytes = TokenBytes(files.tokenizer)
-        self.said = SaidBefore()
+        self.bodies = BodyMemory()
+        self.said: SaidBefore[Message] = SaidBefore()
+        self.said_in_blocks: SaidBefore[tuple[Message, ...]] = SaidBefore()
         self._chains = Chains()
         self._prefix = self.tokenizer.default_prefix()
         self._kept_from = max(len(self._prefix), 1)  # BOS alone is nothing to keep
@@ -147,7 +150,11 @@ class PromptMaker:
 
     def _encode(self, conversation: Conversation, limit: int | None, tenant: Tenant = ANYONE) -> _Encoded:
         renderer = self.renderer(conversation)
-        conversation = replace(conversation, tools=self.said.same_tools(tenant.name, conversation.tools))
+        conversation = replace(
+            conversation,
+            messages=self.said.same_head(tenant.name, conversation.messages),
+            tools=self.said.same_tools(tenant.name, conversation.tools),
+        )
         conversation, sentinel = self._without_control(conversation, renderer)
         rendered = _guarded(lambda: renderer.render(conversation))
         wanted = [cut.end for cut in rendered.cuts]
@@ -167,6 +174,8 @@ class PromptMaker:
             for cut, end in zip(encoded.rendered.cuts, encoded.positions, strict=True)
             if end is not None and end > self._kept_from
         ]
+        if not cuts:  # then it is a text as any other: but for what starts the answer it goes on the next turn
+            return [cut for cut in completion_cuts(len(encoded.token_ids)) if cut.kind == "interior"]
         return with_interior(merge(cuts))
 
     def _boundaries(

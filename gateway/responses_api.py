@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from gateway.body import parse_object
 from gateway.conversation import Conversation
 from gateway.openai_api import unknown_model
 from gateway.openai_params import template_variables
@@ -64,7 +63,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
 
 def _read(gateway: Gateway, model: ModelInfo, body: bytes, tenant: Tenant) -> _Read:
     """Everything between the body and the token ids; runs on a thread."""
-    fields = parse_object(body)
+    fields = gateway.maker.bodies.parse(tenant.name, body)
     params = parse_params(fields)
     settings = gateway.settings
     if settings.strict_model and params.model is not None and params.model not in gateway.model_names:

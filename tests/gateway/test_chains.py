@@ -38,6 +38,13 @@ def test_the_same_ids_cut_elsewhere_are_another_chain():
         assert [each.digest for each in found] == chain_digests(root, ids, ends)
 
 
+def test_the_same_digests_may_be_those_of_other_messages():
+    remembering, ids, root = Chains(), array("i", range(100)), b"r" * 16
+    for first in (Cut(50, "message", 1), Cut(50, "head", 0), Cut(50, "message", 1)):
+        found = remembering.boundaries(root, ids, [first, Cut(100, "message", 2)])
+        assert (found[0].kind, found[0].messages) == (first.kind, first.messages)
+
+
 def test_only_what_is_new_is_hashed(monkeypatch: pytest.MonkeyPatch):
     hashed: list[int] = []
 
