@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import killed_writer
@@ -83,18 +81,6 @@ def test_files_that_make_room_go_before_what_is_written_in_their_place(start: St
     rig.disk._writer.let_go()
     rig.settle()
     assert folder_bytes(rig.disk.folder) == rig.disk.ledger.held == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 pages."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_disk_that_is_full_before_its_budget_costs_what_does_not_fit(small_disk: Path):

@@ -140,3 +140,26 @@ def _bytes_in(folder: Path) -> int:
 
 def _digests(rig: TierRig) -> set[bytes]:
     return {part.node.digest for part in rig.disk.ledger.parts if part.node.kind != "head"}
+
+
+def test_to_another_file_system_files_are_copied_whole_or_not_at_all(
+    start: Start, tmp_path: Path, small_disk: Path
+):
+    rig = start()
+    for who in range(9):
+        rig.serve(chat(2, who=who))
+        rig.settle()
+    slots = [s.slot for s in rig.store.slots.snapshots() if s.node.end == chat(2).last.end]
+    assert "No space left on device" in rig.ask("export", folder=str(small_disk), slots=slots).error
+    assert all(path.suffix == ".safetensors" for path in small_disk.iterdir()), "nothing half written is left"
+    assert {path.stat().st_mode & 0o777 for path in small_disk.iterdir()} == {0o600}
+    other = TierRig(tmp_path / "other")
+    try:
+        taken = other.ask("import", folder=str(small_disk)).data
+        assert taken["files"] + taken["refused"].get("incomplete", 0) == len(list(small_disk.iterdir()))
+        assert set(taken["refused"]) <= {"incomplete"}
+        other.settle()
+    finally:
+        other.close()
+    assert not rig.disk.ledger.busy
+    rig.settle()

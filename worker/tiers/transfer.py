@@ -208,11 +208,16 @@ class Transfers:
         with suppress(FileNotFoundError):
             temporary.unlink()
         try:
-            os.link(source, temporary)
+            try:
+                os.link(source, temporary)
+            except OSError:
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o600))  # nobody else may ever read it
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
         except OSError:
-            shutil.copyfile(source, temporary)
-            temporary.chmod(0o600)
-        os.replace(temporary, target)
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         return target.stat().st_size
 
 
