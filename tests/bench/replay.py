@@ -9,8 +9,8 @@ Checked, with exit code 1 and the offending turn at the first violation:
 - append-only sessions, one after another: the restored length grows with each turn, and a turn computes no more than
   its new tokens and those behind the last boundary (`--gap`)
 - windows, the same sessions from new heads, in turns: the same from the second visit on
-- anywhere: no stale drop and no mismatch of a verified hit; at the end it is told how many hits were verified, which is
-  for a daemon with `--verify-hits`
+- anywhere: no stale drop and no mismatch of a verified hit; with `--verified`, for a daemon with `--verify-hits 1`, no
+  turn follows a hit before that has been computed again
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from chat_client import TIMEOUT, Answer, ServerFailed, chat, first_model
 
 GAP_TOKENS = 32  # what may stand behind the last boundary: the header of the answer
 WINDOWS = 3
+POLL_SECONDS, MOST_POLLS = 0.1, 6000
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
 _STALE = re.compile(r"^prefixd_stale_drops_total{.*} (\S+)$", re.MULTILINE)
 _VERIFICATIONS = re.compile(r'^prefixd_hit_verifications_total{result="(\w+)"} (\S+)$', re.MULTILINE)
@@ -111,12 +112,14 @@ class Replay:
         *,
         max_tokens: int = 4,
         gap: int = GAP_TOKENS,
+        verified: bool = False,
     ) -> None:
         self._http = session
         self._base_url = base_url
         self._model = model
         self._max_tokens = max_tokens
         self._gap = gap
+        self._verified = verified
 
     async def file(self, path: Path, sessions: int, requests: int) -> None:
         """Its first sessions one after another, then the append-only ones among them as windows."""
@@ -148,6 +151,7 @@ class Replay:
         messages = played.next_prompt()
         if messages is None:
             return False
+        before = await self.verifications() if self._verified else {}
         try:
             answer = await chat(
                 self._http, self._base_url, self._model, messages, max_tokens=self._max_tokens, ignore_eos=True
@@ -165,8 +169,10 @@ class Replay:
         totals.cached_tokens += cached
         grown = answer.prompt_tokens - (last.prompt_tokens if last and played.append_only else 0)
         totals.new_tokens += grown
+        what = f"{totals.title}, session {played.name}, request {played.played}"
+        if self._verified and cached and await self._verification_after(before) != "verified":
+            raise Violated(f"{what}: the hit at {cached} tokens was not verified")
         if last and played.append_only:
-            what = f"{totals.title}, session {played.name}, request {played.played}"
             told = f"{answer.outcome}, {answer.reason}"
             if last.cached_tokens and cached <= last.cached_tokens:
                 raise Violated(f"{what}: restored {cached} tokens after {last.cached_tokens} ({told})")
@@ -179,6 +185,16 @@ class Replay:
     async def verifications(self) -> dict[str, int]:
         """Hits that were computed again since the daemon started, by result."""
         return {result: int(float(count)) for result, count in _VERIFICATIONS.findall(await self._metrics())}
+
+    async def _verification_after(self, before: dict[str, int]) -> str:
+        """The result of the one that follows; empty where none does."""
+        for _ in range(MOST_POLLS):
+            now = await self.verifications()
+            for result, count in now.items():
+                if count > before.get(result, 0):
+                    return result
+            await asyncio.sleep(POLL_SECONDS)
+        return ""
 
     async def _faults(self) -> float:
         """Stale drops and mismatches of verified hits so far."""
@@ -199,7 +215,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 async def run(options: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         model = options.model or await first_model(session, options.base_url)
-        replay = Replay(session, options.base_url, model, max_tokens=options.max_tokens, gap=options.gap)
+        replay = Replay(
+            session,
+            options.base_url,
+            model,
+            max_tokens=options.max_tokens,
+            gap=options.gap,
+            verified=options.verified,
+        )
         print(TITLES)
         for path in options.files:
             await replay.file(path, options.sessions, options.requests)
@@ -215,6 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=1000, help="of each session at most")
     parser.add_argument("--max-tokens", type=int, default=4, help="of each answer (default 4)")
     parser.add_argument("--gap", type=int, default=GAP_TOKENS, help="tokens behind the last boundary (default 32)")
+    parser.add_argument(
+        "--verified", action="store_true", help="wait for each hit's verification (--verify-hits 1)"
+    )
     try:
         asyncio.run(run(parser.parse_args(argv)))
     except (Violated, ServerFailed) as error:

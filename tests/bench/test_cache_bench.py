@@ -133,6 +133,7 @@ class CachingServer:
         self.keep_until = 1000
         self.asked = 0
         self.stale = 0
+        self.verifications = {"verified": 7, "skipped": 0}
 
     async def completions(self, request):
         self.asked += 1
@@ -146,6 +147,8 @@ class CachingServer:
             cached = prompt - 3 if key in self.seen else cached
             if self.asked < self.keep_until:
                 self.seen.add(key)
+        if cached:
+            self.verifications["skipped" if self.asked == self.keep_until else "verified"] += 1
         if prompt > 400:
             return web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
         usage = {
@@ -160,10 +163,9 @@ class CachingServer:
         return web.Response(text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
 
     async def metrics(self, request):
-        return web.Response(
-            text=f'prefixd_stale_drops_total{{cause="tokens"}} {self.stale}.0\n'
-            'prefixd_hit_verifications_total{result="verified"} 7.0\n'
-        )
+        counts = self.verifications.items()
+        results = "".join(f'prefixd_hit_verifications_total{{result="{name}"}} {n}.0\n' for name, n in counts)
+        return web.Response(text=f'prefixd_stale_drops_total{{cause="tokens"}} {self.stale}.0\n{results}')
 
 
 @pytest.fixture
@@ -206,8 +208,13 @@ async def test_a_replay_names_the_turn_that_restored_no_more_than_the_one_before
         await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("a", 4)]), sessions=1, requests=100)
 
 
-async def test_a_replay_tells_what_was_verified(caching):
-    assert await caching.replay.verifications() == {"verified": 7}
+async def test_a_replay_waits_until_each_hit_is_verified(caching, tmp_path):
+    caching.replay._verified = True
+    await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("a", 4)]), sessions=1, requests=100)
+    assert await caching.replay.verifications() == {"verified": 7 + 3, "skipped": 0}
+    caching.keep_until = caching.asked + 3
+    with pytest.raises(Violated, match=r"request 3: the hit at \d+ tokens was not verified"):
+        await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("b", 4)]), sessions=1, requests=100)
 
 
 async def test_a_stale_drop_fails_a_replay(caching, tmp_path, monkeypatch):
