@@ -98,13 +98,15 @@ class Ui:
         }
         try:
             with self._open_control() as control:
-                shown["stats"] = control.ask("stats")
-                shown["slots"] = [_chosen(slot, _SLOT_FIELDS) for slot in _slots(control)]
-                shown["requests"] = [
-                    _chosen(each, _REQUEST_FIELDS)
-                    for each in _list(control.ask("recent", limit=_REQUESTS), "requests")
-                ]
-                shown["verify"] = control.ask("verify")
+                shown |= {  # all of it or nothing: a worker may stop answering in between
+                    "stats": control.ask("stats"),
+                    "slots": [_chosen(slot, _SLOT_FIELDS) for slot in _slots(control)],
+                    "requests": [
+                        _chosen(each, _REQUEST_FIELDS)
+                        for each in _list(control.ask("recent", limit=_REQUESTS), "requests")
+                    ],
+                    "verify": control.ask("verify"),
+                }
         except (WorkerUnavailable, CommandRefused) as error:
             shown["problem"] = shown["problem"] or str(error)
         return shown

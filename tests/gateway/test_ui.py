@@ -37,6 +37,7 @@ class Control:
         self.asked: list[str] = []
         self.slots = [{**SLOT, "slot": number} for number in range(5)]
         self.is_away = False
+        self.silent_at = ""  # the verb that is not answered
 
     def __call__(self) -> Any:
         if self.is_away:
@@ -51,6 +52,8 @@ class Control:
 
     def ask(self, verb: str, cursor: int = 0, limit: int = 0) -> object:
         self.asked.append(verb)
+        if verb == self.silent_at:
+            raise WorkerUnavailable("it does not answer")
         match verb:
             case "list":
                 following = cursor + 2 if cursor + 2 < len(self.slots) else None
@@ -131,6 +134,15 @@ async def test_events_go_on_and_tell_of_a_worker_that_is_away(rig):
         rig.control.is_away, rig.problem = False, None
         while "stats" not in await take(response):
             pass
+
+
+@pytest.mark.parametrize("verb", ["stats", "list", "recent", "verify"])
+async def test_a_worker_that_stops_answering_in_between_is_not_shown_by_halves(rig, verb: str):
+    rig.control.silent_at = verb
+    async with rig.http.get("/ui/events") as response:
+        shown = await take(response)
+    assert shown["problem"] == "it does not answer"
+    assert not shown.keys() & {"stats", "slots", "requests", "verify"}
 
 
 async def test_a_crowd_of_viewers_asks_the_worker_no_more_often_than_one(rig, monkeypatch):
