@@ -22,6 +22,7 @@ UNWRITTEN = "the template writes nothing for it here"
 GROUPED = "the template writes it together with messages behind it"
 PASSING = "what the template writes behind it may go away once another message follows"
 VAGUE = "the template writes an empty message of this role differently once another follows"
+UNSEEN = "the template puts its text together in a way that does not show where messages end"
 SUFFIX = "it ends in what starts the answer"
 
 
@@ -52,6 +53,9 @@ class Renderer:
         written = self.form.write(conversation)
         rendered = self._run(conversation, written, reply)
         text, limit = rendered.text, len(rendered.text)
+        if self.habits.unseen:
+            text = text if reply else text.removesuffix(self.habits.end_of_turn)
+            return PromptText(text, (), (UNSEEN,) * len(messages))
         ends = self._ends(rendered, messages)
         if not reply:
             text = text.removesuffix(self.habits.end_of_turn)

@@ -36,6 +36,7 @@ class Habits:
     closers: Mapping[str, str] = field(default_factory=dict)  # by `ending`: written when nothing follows
     trailers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # written only because another follows
     passing: frozenset[str] = frozenset()  # endings whose closer goes away once another message follows
+    unseen: bool = False  # where messages end does not show, as their text is put together elsewhere
     vague: frozenset[str] = frozenset()  # roles whose empty messages are written differently at the end
     user_headers: tuple[str, ...] = ()  # what may stand before the text of a user message
     user_footer: str = ""  # what stands behind it

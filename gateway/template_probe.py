@@ -79,7 +79,22 @@ def learn(template: ChatTemplate) -> Renderer:
     )
     habits = replace(habits, end_before_calls=_end_before_calls(template, habits))
     habits = _user_frame(template, habits)
-    return Renderer(template, replace(habits, vague=frozenset(_vague(template, habits))))
+    habits = replace(habits, vague=frozenset(_vague(template, habits)))
+    return Renderer(template, replace(habits, unseen=_is_unseen(Renderer(template, habits))))
+
+
+def _is_unseen(renderer: Renderer) -> bool:
+    """Whether a plain chat has no boundary, or any that is not where the render of so many messages ends."""
+    for chat in (_PLAIN, (_SYSTEM, *_PLAIN)):
+        if _text(renderer.template, renderer.habits, _chat(chat)) is None:
+            continue
+        whole = renderer.render(_chat(chat))
+        ends = {count: end for count, end in enumerate(whole.ends, 1) if isinstance(end, int)}
+        alone = {count: _rendered(renderer, chat[:count]) for count in ends}
+        begins = {n: len(a.text) for n, a in alone.items() if a is not None and whole.text.startswith(a.text)}
+        if not whole.cuts or any(ends[count] != length for count, length in begins.items()):
+            return True
+    return False
 
 
 def probe_texts(renderer: Renderer) -> Iterator[str]:

@@ -13,7 +13,7 @@ from gateway.check_template import PROBES, _conversation
 from gateway.conversation import Conversation, Message
 from gateway.model_files import ModelFiles
 from gateway.prompts import PromptMaker
-from gateway.renderer import Renderer
+from gateway.renderer import UNSEEN, Renderer
 from gateway.template import ChatTemplate
 from gateway.template_probe import learn
 from gateway.template_report import report, verdict
@@ -120,3 +120,31 @@ def test_a_reminder_behind_results_moves_no_boundary():
     after = Conversation((*before.messages, note, user(1)), before.tools)
     assert made.render(after).ends[:3] == made.render(before).ends
     assert all(isinstance(end, int) for end in made.render(after).ends)
+
+
+_FRAME = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
+ELSEWHERE = {
+    "in a macro": "{% macro all(ms) %}{% for m in ms %}{{ "
+    + _FRAME
+    + " }}{% endfor %}{% endmacro %}{{ all(messages) }}",
+    "in a variable": "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text ~ "
+    + _FRAME
+    + " %}{% endfor %}{{ ns.text }}",
+    "in pairs by number": "{% for i in range(0, messages | length, 2) %}{% set m = messages[i] %}{{ "
+    + _FRAME
+    + " }}{% if i + 1 < messages | length %}{% set m = messages[i + 1] %}{{ "
+    + _FRAME
+    + " }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_text_whose_messages_cannot_be_told_apart_has_boundaries_as_plain_text_has(kind: str):
+    maker = PromptMaker(ModelFiles(tiny_tokenizer(), {"default": ELSEWHERE[kind] + _ASK}))
+    chat = [Message("user", "1" * 700), Message("assistant", "2" * 700), Message("user", "3" * 700)]
+    first, second = (maker.trace(Conversation(tuple(chat[:count]))) for count in (1, 3))
+    assert second.ends == (UNSEEN,) * 3
+    assert [cut.end for cut in first.cuts] == [512]
+    assert [cut.end for cut in second.cuts] == [512, 1024, 1536, 2048]
+    assert {cut.kind for cut in second.cuts} == {"interior"}
+    assert first.token_ids[:700] == second.token_ids[:700]
