@@ -7,7 +7,8 @@
   come between, and `index` counts them from 0. A started call is always ended, also where the answer is cut off.
 - The fragments of a call join to the JSON text of an object, spaced as the model spaced it. Where the answer was cut
   off or the model broke off by itself, they join to the beginning of one: nothing is made up to complete it.
-- `Delta.finish_reason` is "tool_calls" where an answer that ended by itself holds calls.
+- `Delta.finish_reason` is "tool_calls" where an answer that ended by itself holds calls. In one that "length" cut off,
+  or a stop string with "stop", the last call may be half a call.
 
 What looks like a call but has no name that can be read, is text. The text of an answer is never lost, except blanks
 beside calls and reasoning.

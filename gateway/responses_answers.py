@@ -70,7 +70,7 @@ class ResponsesAnswer(Answer):
         self._scored += delta.scored
         self._finish_reason = delta.finish_reason
         parts = delta.parts
-        if delta.finish_reason == "length" and parts and isinstance(parts[-1], CallEnd):
+        if delta.finish_reason in ("length", "stop") and parts and isinstance(parts[-1], CallEnd):
             parts = parts[:-1]  # a call that was cut off ends with the answer, and not as a complete one
         for part in parts:
             yield from self._part(part)
@@ -125,7 +125,8 @@ class ResponsesAnswer(Answer):
         """There is always an item, as clients look into the first one. Only the last one can have been cut off."""
         if not self._items or (self._scored and isinstance(self._open, MessageItem)):
             yield from self._text("")
-        yield from self._end_item("incomplete" if self._finish_reason == "length" else "completed")
+        half = self._finish_reason == "length" or isinstance(self._open, FunctionCallItem | CustomCallItem)
+        yield from self._end_item("incomplete" if half else "completed")
 
     def _output(self) -> list[dict[str, Any]]:
         return [item.as_object() for item in self._items]

@@ -225,7 +225,7 @@ class Turn:
             parts += choice.parser.finish()
         choice.sent += len(text)
         choice.parts += parts
-        if reason == "stop" and any(isinstance(part, CallStart) for part in choice.parts):
+        if reason == "stop" and _calls(choice):
             reason = "tool_calls"
         choice.reason = reason
         ready = [token for token in choice.scored if token.start < choice.sent]
@@ -257,3 +257,11 @@ class Turn:
         for request_id in self._requests:
             self._client.cancel(request_id, self.cancel_cause)
             self._client.forget(request_id)
+
+
+def _calls(choice: _Choice) -> bool:
+    """Whether an answer that has ended is one with calls. One that a stop string cut off in a call calls nothing."""
+    called = any(isinstance(part, CallStart) for part in choice.parts)
+    if not (called and choice.stops.found):
+        return called
+    return all(call.arguments and isinstance(call.value(), dict) for call in Reply.of(choice.parts).calls)

@@ -80,9 +80,10 @@ class Compiler:
         if not ends:  # llguidance would add one of its own, for which rows of logits have no place
             raise GrammarError("the vocabulary has no token that ends an answer")
         source = _Tokens(tokens, special, ends[0])
-        tokenizer = LLTokenizer(TokenizerWrapper(source), eos_token=ends)
-        source.trie = tokenizer
-        return tokenizer
+        # In two steps: either lets no other thread run, not even the one that tells gateways that we are alive.
+        bare = LLTokenizer(TokenizerWrapper(source), eos_token=ends, slices=[])
+        source.trie = bare
+        return bare.with_slices(LLTokenizer.general_slices())
 
 
 class _Tokens:

@@ -58,6 +58,8 @@ def stream(deltas: list[Delta], made: ResponsesAnswer | None = None) -> dict[str
 
 
 def deltas(*groups: list[Part], reason: str = "stop") -> list[Delta]:
+    if reason == "stop" and any(isinstance(part, CallStart) for group in groups for part in group):
+        reason = "tool_calls"
     ends: list[str | None] = [None] * (len(groups) - 1) + [reason]
     return [Delta(0, "", tuple(group), (), end) for group, end in zip(groups, ends, strict=True)]
 
@@ -108,6 +110,13 @@ def test_an_answer_that_was_cut_off_says_so(last: list[Part], shape: tuple[str, 
     got = stream(deltas(last, reason="length"))
     assert got["status"] == "incomplete"
     assert shapes(got) == [shape]
+
+
+def test_a_call_that_a_stop_string_cut_off_is_incomplete():
+    half = [Delta(0, "", tuple(call("run", '{"a"')), (), "stop")]
+    got = stream(half)
+    assert shapes(got) == [("function_call", "incomplete", '{"a"')]
+    assert got["status"] == "completed"
 
 
 def test_a_call_that_was_complete_before_the_cut_stays_complete():

@@ -159,6 +159,20 @@ async def test_a_call_that_is_cut_off_keeps_what_there_is(served: Served, worker
     assert ARGUMENTS.startswith(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("röße", "stop"), ("arguments", "stop"), ("\n</tool_call>", "tool_calls")]
+)
+async def test_a_stop_string_in_a_call_leaves_none_to_be_made(
+    served: Served, worker: FakeWorker, stop: str, reason: str
+):
+    worker.script = say(f"{ONE} and more")
+    choice = await ask(served, stop=[stop])
+    assert choice["finish_reason"] == reason
+    made = [call["function"]["arguments"] for call in choice["message"].get("tool_calls") or []]
+    assert all(ARGUMENTS.startswith(each) for each in made)
+    assert (made == [ARGUMENTS]) == (reason == "tool_calls")
+
+
 async def test_reasoning_without_an_end_leaves_no_text(served: Served, worker: FakeWorker):
     worker.script = say("<think>\nI wonder")
     message = (await ask(served))["message"]
