@@ -24,7 +24,6 @@ from fault_kinds import FAULTS, Fault, NotHere, Stage, staged
 
 from protocol.model_path import EMBEDDED_MODEL
 
-ANSWER_TOKENS = 600
 BACK_SECONDS = 180.0  # in which a fault must be mended
 LATE_SECONDS = 5.0  # in which who has an open request must hear that the worker is dead
 _COLUMNS = ("fault", "streams", "whole answers", "told after", "next answer after", "besides")
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for fault in wanted:
         say(f"{fault.name} ...")
         try:
-            rows.append(play(fault, asked.model))
+            rows.append(play(fault, asked.model, asked.tokens))
         except NotHere as why:
             rows.append(Row(fault.name, remark=f"not tried here: {why}"))
         say(" | ".join(rows[-1].cells()))
@@ -63,25 +62,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return any(row.bad for row in rows)
 
 
-def play(fault: Fault, model: str) -> Row:
+def play(fault: Fault, model: str, tokens: int) -> Row:
     """One fault, in a daemon of its own."""
     with ExitStack() as ends:
         stage = ends.enter_context(staged(fault, model))
         threads = ends.enter_context(ThreadPoolExecutor(len(DIALECTS) * 2))
-        seen, brought, back = _each(fault, stage) if fault.when == "each" else _all(fault, stage, threads)
+        if fault.when == "each":
+            seen, brought, back = _each(fault, stage, tokens)
+        else:
+            seen, brought, back = _all(fault, stage, threads, tokens)
         remark = fault.after(stage)
     told = tuple(each.ended - (brought or each.began) for each in seen)
     return Row(fault.name, seen, told, back, remark, _bad(fault, seen, told, back))
 
 
-def _all(fault: Fault, stage: Stage, threads: ThreadPoolExecutor) -> tuple[tuple[Seen, ...], float, float | None]:
+def _all(
+    fault: Fault, stage: Stage, threads: ThreadPoolExecutor, tokens: int
+) -> tuple[tuple[Seen, ...], float, float | None]:
     """Six requests at once, begun before or after the fault. What they saw, when it came, how long it lasted."""
     if fault.when == "before":
         fault.bring(stage)
     url = stage.url or stage.client.url
     seen = [Seen(dialect.name, streamed) for dialect in DIALECTS for streamed in (True, False)]
     dialects = {dialect.name: dialect for dialect in DIALECTS}
-    asked = [threads.submit(ask, url, dialects[each.dialect], each, ANSWER_TOKENS) for each in seen]
+    asked = [threads.submit(ask, url, dialects[each.dialect], each, tokens) for each in seen]
     brought = time.monotonic()
     if fault.when == "during":
         stage.wait_begun(seen)
@@ -91,13 +95,13 @@ def _all(fault: Fault, stage: Stage, threads: ThreadPoolExecutor) -> tuple[tuple
     return tuple(each.result() for each in asked), brought, back
 
 
-def _each(fault: Fault, stage: Stage) -> tuple[tuple[Seen, ...], float, float | None]:
+def _each(fault: Fault, stage: Stage, tokens: int) -> tuple[tuple[Seen, ...], float, float | None]:
     """One request after the other, each with a fault of its own."""
     seen = []
     for dialect in DIALECTS:
         for streamed in (True, False):
             fault.bring(stage)
-            seen.append(ask(stage.client.url, dialect, Seen(dialect.name, streamed), ANSWER_TOKENS))
+            seen.append(ask(stage.client.url, dialect, Seen(dialect.name, streamed), tokens))
     return tuple(seen), 0.0, _next_answer(stage, time.monotonic())
 
 
@@ -150,6 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: the embedded one")
     parser.add_argument(
         "--only", action="append", metavar="WORD", help="faults whose name has this in it; repeatable"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=600, help="of an answer that nothing ends (default: %(default)s)"
     )
     return parser
 
