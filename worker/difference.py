@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protocol.control import Difference, Side
-from worker.snapshot_index import ID_BYTES, Node
+from worker.nearest import ID_BYTES
+from worker.snapshot_index import Node
 
 
 def difference(a: Node, b: Node) -> Difference:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from worker.block_pool import BlockPool
+from worker.nearest import ID_BYTES
 from worker.slots import SlotState, SlotTable
-from worker.snapshot_index import ID_BYTES, Node, SnapshotIndex
+from worker.snapshot_index import Node, SnapshotIndex
 
 _HOLDING = (SlotState.READY, SlotState.RESTORING)
 

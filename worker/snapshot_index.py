@@ -11,20 +11,18 @@ Ids are kept and compared as bytes of int32, never token by token. `data` below 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from protocol.messages import Boundary, BoundaryKind
+from worker.nearest import BY_IDS, ID_BYTES, nearest_child
 
-ID_BYTES = 4
 NODE_BYTES = 512  # what a node weighs besides its ids, roughly
 
 AbsentReason = Literal["not_kept", "evicted", "flushed", "stale", "fingerprint"]
 PartKey = tuple[Literal["host", "disk"], Literal["kv", "state"]]  # a tier, and what of a boundary it holds
-_ids = attrgetter("ids")
 
 
 def boundary_name(tenant: str, digest: bytes) -> str:
@@ -320,7 +318,7 @@ class SnapshotIndex:
         if node is None:
             return NOTHING_COMMON
         at = node.end * ID_BYTES
-        while (nearest := _nearest_child(node, data, at)) is not None:
+        while (nearest := nearest_child(node, data, at)) is not None:
             child, same = nearest
             at += same
             if same < len(child.ids):
@@ -333,7 +331,7 @@ class SnapshotIndex:
         node = Node(parent.tenant, boundary, ids, parent)
         parent.children[boundary.digest] = node
         if parent.by_ids is not None:
-            insort(parent.by_ids, node, key=_ids)
+            insort(parent.by_ids, node, key=BY_IDS)
         self.node_count += 1
         self.ghost_bytes += self.weight(node)
         return node
@@ -361,36 +359,3 @@ class SnapshotIndex:
             ghost.queued = True
             self._serial += 1
             heapq.heappush(self._forgettable, (ghost.last_used, self._serial, ghost))
-
-
-def _nearest_child(node: Node, data: bytes, at: int) -> tuple[Node, int] | None:
-    """The child that shares most bytes with `data` from `at` on, and how many, in whole ids.
-
-    In order of ids the closest ones stand beside the place where the rest of the prompt would go.
-    """
-    if not node.children:
-        return None
-    if len(node.children) == 1:
-        near = list(node.children.values())
-    else:
-        if node.by_ids is None:
-            node.by_ids = sorted(node.children.values(), key=_ids)
-        place = bisect_left(node.by_ids, data[at:], key=_ids)
-        near = node.by_ids[max(place - 1, 0) : place + 1]
-    same, child = max(((_common_bytes(data, at, child.ids), child) for child in near), key=lambda pair: pair[0])
-    return child, same
-
-
-def _common_bytes(data: bytes, at: int, ids: bytes) -> int:
-    """Length of the longest common prefix of data[at:] and `ids`, in bytes of whole ids. Halves the range."""
-    if data.startswith(ids, at):
-        return len(ids)
-    view = memoryview(ids)
-    low, high = 0, min(len(ids), len(data) - at) // ID_BYTES  # ids up to `low` are equal, beyond `high` not all
-    while low < high:
-        middle = (low + high + 1) // 2
-        if data.startswith(view[low * ID_BYTES : middle * ID_BYTES], at + low * ID_BYTES):
-            low = middle
-        else:
-            high = middle - 1
-    return low * ID_BYTES
