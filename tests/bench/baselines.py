@@ -32,7 +32,7 @@ def block_lru(turns: Sequence[Turn], capacity_tokens: int | None) -> int:
     for number, turn in enumerate(turns):
         blocks = places[start : start + len(turn.keys)]
         start += len(turn.keys)
-        if capacity is not None and len(blocks) > capacity:
+        if capacity_tokens is not None and turn.tokens > capacity_tokens:
             continue
         missing = np.flatnonzero(~held[blocks])
         found = int(missing[0]) if len(missing) else len(blocks)

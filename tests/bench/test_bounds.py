@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+from baselines import block_lru
 from bounds import most_by_blocks, most_by_snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +83,13 @@ def test_no_course_of_snapshots_saves_more_than_the_bound(prompts, slots):
 def test_the_best_course_of_blocks_is_found(prompts, capacity):
     turns = turns_of(prompts)
     assert most_by_blocks(turns, capacity * SIZE) == best_by_blocks(turns, capacity)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts, st.integers(1, 5))
+def test_no_order_of_forgetting_blocks_saves_more_than_the_bound(prompts, capacity):
+    turns = turns_of(prompts)
+    assert block_lru(turns, capacity * SIZE) <= most_by_blocks(turns, capacity * SIZE)
 
 
 def test_the_bound_of_snapshots_tells_two_conversations_on_one_slot_from_two():

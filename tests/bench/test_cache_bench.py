@@ -80,7 +80,7 @@ def test_baselines_reuse_what_they_can_hold(tmp_path):
 
 def test_blocks_at_the_end_of_a_prompt_go_first(tmp_path):
     turns = mooncake(tmp_path, (0, 2050, [1, 2, 3, 4, 9]), (1, 1030, [5, 6, 8]), (2, 2050, [1, 2, 3, 4, 7]))
-    assert block_lru(turns, 4 * 512) == 1024
+    assert block_lru(turns, 2050) == 1024
 
 
 def test_the_store_restores_the_end_of_the_last_prompt(tmp_path):
@@ -122,6 +122,15 @@ def test_the_lookup_is_timed_on_a_store_of_the_size_asked_for():
     times = measure(entries=800, runs=3)
     assert times.entries == 800
     assert times.lookup > 0
+
+
+def test_the_table_tells_what_is_reached_beside_what_could_be(tmp_path, capsys):
+    path = write(tmp_path / "chats.jsonl", [chat_row("a", 4), chat_row("b", 4)])
+    assert trace_sim.main(["--slots", "1", "--users", "2", str(path)]) == 0
+    titles, line = capsys.readouterr().out.replace("AT MOST", "AT_MOST").replace(" slots", "_slots").splitlines()
+    told = dict(zip(titles.split(), line.split(), strict=True))
+    assert told["CAPACITY"] == "1_slots"
+    assert 0 <= float(told["REACHED"][:-1]) <= float(told["AT_MOST"][:-1]) < 100
 
 
 class CachingServer:

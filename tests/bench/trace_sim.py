@@ -8,7 +8,8 @@ played in order of arrival; `load` in workloads.py says how the formats become t
     trace_sim.py --bytes 40GiB --users 8 FILE...    KV memory of the 8B dense shape, default slots, divisible snapshots
     trace_sim.py --slots 80% --users 8 FILE...      for each file where an LRU of snapshots saves 80% of what can be
 
-SHARE columns are parts of the input tokens, REACHED is OURS in parts of INFINITE:
+SHARE columns are parts of the input tokens. REACHED is OURS in parts of INFINITE, AT MOST is BEST in parts of it: what
+lies between the two is the policy's, what is beyond AT MOST cannot be had at this capacity.
 
 - INFINITE  nothing is forgotten, and reuse ends at no boundary but that of a small block
 - BEST      what nobody could save more than at this capacity, were all requests to come known: see bounds.py. With
@@ -162,8 +163,8 @@ def at_share(turns: Sequence[Turn], share: float, *, in_bytes: bool) -> int | No
 
 def render(rows: Sequence[Row]) -> str:
     """A table with a line for each row."""
-    titles = ["FILE", "CAPACITY", "REQUESTS", "INFINITE", "BEST", "OURS", "SNAPSHOTS", "BLOCKS", "REACHED", "PEAK"]
-    lines = [titles]
+    shares_of = ["INFINITE", "BEST", "OURS", "SNAPSHOTS", "BLOCKS"]
+    lines = [["FILE", "CAPACITY", "REQUESTS", *shares_of, "REACHED", "AT MOST", "PEAK"]]
     for row in rows:
         shares = [row.infinite_tokens, row.best_tokens, row.ours_tokens, row.snapshots_tokens, row.blocks_tokens]
         lines.append(
@@ -172,7 +173,7 @@ def render(rows: Sequence[Row]) -> str:
                 row.capacity,
                 str(row.requests),
                 *(f"{tokens / row.input_tokens:.1%}" for tokens in shares),
-                f"{row.ours_tokens / max(row.infinite_tokens, 1):.1%}",
+                *(f"{tokens / max(row.infinite_tokens, 1):.1%}" for tokens in (row.ours_tokens, row.best_tokens)),
                 format_size(row.memory_bytes),
             ]
         )
