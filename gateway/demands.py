@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.grammar import Demand
+from gateway.responses_tools import function_name
 from protocol.errors import RequestError
 
 
@@ -59,11 +60,15 @@ def free_demand(tools: object) -> Demand | None:
     return Demand("tools", strict=strict, free=True) if strict else None
 
 
-def strict_tools(tools: object) -> frozenset[str]:
+def strict_tools(tools: object, namespace: object = None) -> frozenset[str]:
     """The names of tools that want to be called exactly as their schemas say, in any dialect's list."""
     found: set[str] = set()
     for tool in tools if isinstance(tools, list) else ():
         inner = tool.get("function", tool) if isinstance(tool, dict) else None
-        if isinstance(inner, dict) and inner.get("strict") is True and isinstance(inner.get("name"), str):
-            found.add(inner["name"])
+        if not isinstance(inner, dict) or not isinstance(name := inner.get("name"), str):
+            continue
+        if inner.get("type") == "namespace":
+            found |= strict_tools(inner.get("tools"), name)
+        elif inner.get("strict") is True:
+            found.add(function_name(name, namespace))
     return frozenset(found)

@@ -43,7 +43,9 @@ Cause = Literal["disconnect", "stop", "shutdown"]
 
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 6  # beats without a word until a worker counts as gone
-LOADING_BEATS = 60  # the same while it starts: what is imported and compiled then keeps every thread from speaking
+LOADING_BEATS = (
+    60  # the same while it starts, and once it is told the vocabulary: what it makes keeps it from speaking
+)
 HUNG_SECONDS = 60.0  # an engine loop that has not turned for so long serves nobody
 
 _log = logging.getLogger("prefixd.gateway")
@@ -75,6 +77,7 @@ class WorkerClient:
         self.bad_frames = 0
         self.vocabulary: Callable[[], Vocabulary] | None = None  # asked for before a first request with a grammar
         self._told_epoch: str | None = None  # of the worker that knows it
+        self._told_beats = LOADING_BEATS  # since then
         self.on_lost: Callable[[int], None] | None = None  # told the number of requests that were open
         self.on_bad_frame: Callable[[], None] | None = None
 
@@ -156,7 +159,7 @@ class WorkerClient:
     def _tell_vocabulary(self, epoch: str) -> None:
         """Messages keep their order: what is sent now is known when the request comes."""
         if self.vocabulary is not None and self._told_epoch != epoch and self._send(self.vocabulary()):
-            self._told_epoch = epoch
+            self._told_epoch, self._told_beats = epoch, 0
 
     def _connect(self) -> None:
         if self._socket is not None:
@@ -253,10 +256,12 @@ class WorkerClient:
             self._send(Hello(self._gateway_id))
             await asyncio.sleep(self._beat_seconds)
             self._silent_beats += 1
+            self._told_beats += 1
             if self._silent_beats >= SILENT_BEATS:
                 self._mismatch = ""  # whoever said so is gone
             starts = self._heartbeat is not None and self._heartbeat.phase in ("starting", "loading")
-            if self._silent_beats >= (LOADING_BEATS if starts else SILENT_BEATS) and self._heartbeat is not None:
+            most = LOADING_BEATS if starts or self._told_beats < LOADING_BEATS else SILENT_BEATS
+            if self._silent_beats >= most and self._heartbeat is not None:
                 _log.error("the worker has been silent for %.1f s", self._silent_beats * self._beat_seconds)
                 self._heartbeat = None
                 self._fail_older(None)

@@ -145,6 +145,16 @@ async def test_strict_tools_have_a_grammar_that_lets_text_be(
         assert worker.requests[-1].sampling.grammar is None
 
 
+async def test_strict_tools_of_a_namespace_are_held_by_their_full_names(served: Served, worker: FakeWorker):
+    worker.script = say(ONE)
+    spaced = {"type": "namespace", "name": "files", "tools": [FUNCTION | {"strict": True}]}
+    assert (await served.post(RESPONSES, {"input": "hi", "tools": [spaced]})).status == 200
+    call = ONE.replace("lookup", "files__lookup")
+    assert fits(worker, call)
+    assert not fits(worker, call.replace('"n": 1', '"n": "one"'))
+    assert fits(worker, "I cannot.")
+
+
 @pytest.mark.parametrize(("path", "body"), SCHEMAS)
 async def test_json_has_a_grammar(served: Served, worker: FakeWorker, path: str, body: dict[str, Any]):
     worker.script = say(JSON_TEXT)

@@ -122,6 +122,19 @@ async def test_a_worker_that_loads_may_be_silent_for_long_but_not_for_ever(
     assert [line for line in caplog.messages if "silent" in line]
 
 
+async def test_a_worker_may_be_silent_while_it_takes_the_vocabulary_in(served: Served, worker: FakeWorker):
+    """What it makes of that for its first grammar keeps all its threads from speaking as well."""
+    client = served.gateway.client
+    worker.script = silent
+    asking = asyncio.create_task(served.chat(response_format={"type": "json_object"}))
+    await served.until(lambda: worker.requests)
+    await worker.stop()
+    await served.until(lambda: client._silent_beats > 2 * SILENT_BEATS)
+    assert client.heartbeat is not None
+    assert (await asking).status == 503  # in the end
+    assert client.heartbeat is None
+
+
 async def test_a_worker_of_another_version_is_refused_by_name(served: Served, worker: FakeWorker, caplog):
     """What was open when one side was upgraded ends, and a worker of our version is served again."""
     worker.script = never_ending
