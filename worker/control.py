@@ -126,7 +126,7 @@ class Control:
             case "flush":
                 return asdict(self._clearing.flush(dry_run=bool(args.get("dry_run", False))))
             case "pin" | "unpin" if "name" in args:
-                store.index.pin(self._named(args), pinned=verb == "pin")
+                self._pin_stored(self._named(args), pinned=verb == "pin")
                 return self._shown(args)
             case "pin":
                 slot = self._to_pin(args)
@@ -231,6 +231,12 @@ class Control:
             raise Refused(f"nothing is stored under the name {name}")
         return found[str(name)]
 
+    def _pin_stored(self, node: Node, *, pinned: bool) -> None:
+        assert self._tiers is not None, "or nothing had a name"
+        if pinned and not self._tiers.can_restore(node):
+            raise Refused("it cannot be restored from where it is stored: see its state")
+        self._store.index.pin(node, pinned=pinned)
+
     def _by_name(self, args: dict[str, Any]) -> dict[str, Node]:
         """As far as they are known."""
         names = args.get("names", [])
@@ -243,7 +249,7 @@ class Control:
         tier = args.get("tier")
         there = [each.ledger.tier for each in self._tiers.tiers] if self._tiers else []
         if tier is not None and tier not in there:
-            raise Refused(f"tier: must be one of {', '.join(there)}" if there else "tier: there is none")
+            raise Refused("tier: this worker has no such tier: see its settings host_memory and disk_cache")
         return tier
 
     def _to_pin(self, args: dict[str, Any]) -> int:

@@ -122,7 +122,7 @@ def test_from_one_tier_alone(start: Start):
     assert removed["tier_bytes"] == row.own_bytes > 0
     assert rig.disk.ledger.held > 0
     assert chat(2).last.end in rig.kept()
-    assert rig.ask("stored", tier="tape").error == "tier: must be one of host, disk"
+    assert "has no such tier" in rig.ask("stored", tier="tape").error
 
 
 @pytest.mark.parametrize("entries", ENTRIES)
@@ -167,6 +167,7 @@ def test_what_cannot_be_restored_says_why(start: Start):
     rig = start()
     (row,) = stored(rig)
     assert (row.state, row.exact, row.tiers) == ("foreign", False, ["disk"])
+    assert "cannot be restored" in rig.ask("pin", name=row.name).error
     assert rig.ask("evict", slots=[], names=[row.name]).data["tier_bytes"] == row.own_bytes
     assert rig.disk.ledger.held == 0
     rig = restarted(start)
@@ -194,5 +195,5 @@ def test_without_tiers_nothing_is_stored():
     rig = Rig()
     assert rig.ask("stored").data == {"stored": [], "next_cursor": None, "total": 0}
     assert rig.ask("show", name="x").error == "nothing is stored under the name x"
-    assert rig.ask("stored", tier="disk").error == "tier: there is none"
+    assert "disk_cache" in rig.ask("stored", tier="disk").error
     assert rig.ask("evict", slots=[], names=[1]).error == "names: must be strings"
