@@ -5,6 +5,7 @@ Pure work without input or output, done on a thread: nothing here may touch the 
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ from jinja2.exceptions import TemplateError
 from gateway.body_memory import BodyMemory
 from gateway.boundaries import Cut, completion_cuts, merge, with_interior
 from gateway.chains import Chains
-from gateway.client_text import without_control
+from gateway.client_text import texts, without_control
+from gateway.control_tokens import strings_in
 from gateway.conversation import Conversation, Message
 from gateway.detokenizer import TokenBytes
 from gateway.model_files import ModelFiles
@@ -144,7 +146,8 @@ class PromptMaker:
         """Text and ids of a conversation with nothing that asks for an answer. Raises `RequestError`."""
         renderer = self.renderer(conversation)
         conversation, sentinel = self._without_control(conversation, renderer)
-        text = _guarded(lambda: renderer.run(conversation, reply=False).text)
+        rendered = _guarded(lambda: renderer.run(conversation, reply=False).text)
+        text = _spelled(PromptText(rendered, (), ()), sentinel, conversation).text
         ids, _ = self._one_bos(self.tokenizer.encode_chat(text, sentinel=sentinel).token_ids)
         return text.replace(sentinel, ""), ids
 
@@ -156,7 +159,7 @@ class PromptMaker:
             tools=self.said.same_tools(tenant.name, conversation.tools),
         )
         conversation, sentinel = self._without_control(conversation, renderer)
-        rendered = _guarded(lambda: renderer.render(conversation))
+        rendered = _spelled(_guarded(lambda: renderer.render(conversation)), sentinel, conversation)
         wanted = [cut.end for cut in rendered.cuts]
         ids, found = self.tokenizer.encode_chat(
             rendered.text, wanted, sentinel=sentinel, limit=limit, owner=tenant.name
@@ -253,6 +256,26 @@ def _learned(files: ModelFiles) -> Iterator[tuple[str, Renderer]]:
 
 
 _Result = TypeVar("_Result")
+
+
+def _spelled(rendered: PromptText, sentinel: str, conversation: Conversation) -> PromptText:
+    """With the sentinel itself where the template wrote it as an escape: as JSON in ASCII, or as Python shows text."""
+    for form in (json.dumps(sentinel)[1:-1], repr(sentinel)[1:-1]) if sentinel else ():
+        text, longer = rendered.text, len(form) - 1
+        if form in text and not any(form in said for said in _strings(conversation)):
+            ends = tuple(
+                end - longer * text.count(form, 0, end) if isinstance(end, int) else end for end in rendered.ends
+            )
+            cuts = (replace(cut, end=cut.end - longer * text.count(form, 0, cut.end)) for cut in rendered.cuts)
+            rendered = PromptText(text.replace(form, sentinel), tuple(cuts), ends)
+    return rendered
+
+
+def _strings(conversation: Conversation) -> Iterator[str]:
+    for message in conversation.messages:
+        yield from texts(message)
+    yield from strings_in(conversation.tools)
+    yield from strings_in(conversation.variables)
 
 
 def _without(sentinel: str, rendered: PromptText) -> tuple[str, list[Cut]]:
