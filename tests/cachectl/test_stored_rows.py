@@ -1,14 +1,15 @@
 """What only slower tiers have: shown without a slot, and named by its digest."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from fake_control import slot_info, stored_info
+from fake_control import STATS, slot_info, stored_info
 
-from cachectl import render
+from cachectl import events, render, screen
 from cachectl.main import DONE, REFUSED, USAGE
-from protocol.control import Removed, TierInfo, TreeNode
+from cachectl.screen import Bars
+from protocol.control import CacheEvent, Removed, TierInfo, TreeNode
 
 HOUR = 3600.0
 
@@ -125,3 +126,35 @@ def test_slots_and_stored_ones_share_columns():
     assert (
         len({line.index(word) for line, word in zip(lines, ("DIGEST", "0000000c", "aa000001"), strict=True)}) == 1
     )
+
+
+def test_top_shows_how_full_each_tier_is():
+    tiers = [TierInfo("host", 1 << 20, 4 << 20, 3, 0, 1), TierInfo("disk", 3 << 30, 3 << 30, 9, 2, 6)]
+    lines = screen.lines(replace(STATS, tiers=tiers), None, [], 80, 30, Bars("#", "=", "."))
+    host, disk = (next(line for line in lines if line.startswith(name)) for name in ("host", "disk"))
+    assert host.endswith("1MiB of 4MiB, 3 snapshots")
+    assert host.count("#") * 3 == host.count(".")
+    assert (disk.count("."), disk.endswith("3GiB of 3GiB, 9 snapshots")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (("write", "", None, 640, "disk", "kv"), "write       0badcafe  640 tokens  kv  to disk"),
+        (
+            ("drop", "evicted", None, 640, "host", "state"),
+            "drop        0badcafe  640 tokens  state  evicted  from host",
+        ),
+        (
+            ("fail", "disk_full", None, 640, "disk", "kv"),
+            "fail        0badcafe  640 tokens  kv  disk_full  to disk",
+        ),
+        (("load", "", 4, 640, "host,disk", ""), "load        slot 4  0badcafe  640 tokens  from host,disk"),
+        (("evict", "slots", 4, 640, "host", ""), "evict       slot 4  0badcafe  640 tokens  slots  still in host"),
+        (("evict", "slots", 4, 640, "", ""), "evict       slot 4  0badcafe  640 tokens  slots"),
+    ],
+)
+def test_events_say_which_tier(event, said):
+    kind, cause, slot, tokens, tier, part = event
+    line = events._line(asdict(CacheEvent(7, 1.0e9, kind, cause, slot, "0badcafe", tokens, "", tier, part)))
+    assert line.endswith(said)
