@@ -202,9 +202,15 @@ class Replay:
         return stale + (await self.verifications()).get("mismatched", 0)
 
     async def _metrics(self) -> str:
-        async with self._http.get(f"{self._base_url}/metrics") as response:
-            response.raise_for_status()
-            return await response.text()
+        """With those of the worker, which are left out while it is too busy to tell them in time."""
+        for _ in range(MOST_POLLS):
+            async with self._http.get(f"{self._base_url}/metrics") as response:
+                response.raise_for_status()
+                text = await response.text()
+            if _STALE.search(text):
+                return text
+            await asyncio.sleep(POLL_SECONDS)
+        raise ServerFailed(f"{self._base_url} never tells its worker's metrics")
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -142,6 +142,7 @@ class CachingServer:
         self.keep_until = 1000
         self.asked = 0
         self.stale = 0
+        self.silent = 0
         self.verifications = {"verified": 7, "skipped": 0}
 
     async def completions(self, request):
@@ -172,6 +173,9 @@ class CachingServer:
         return web.Response(text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
 
     async def metrics(self, request):
+        self.silent -= 1
+        if self.silent >= 0:
+            return web.Response(text="prefixd_worker_up 1.0\n")
         counts = self.verifications.items()
         results = "".join(f'prefixd_hit_verifications_total{{result="{name}"}} {n}.0\n' for name, n in counts)
         return web.Response(text=f'prefixd_stale_drops_total{{cause="tokens"}} {self.stale}.0\n{results}')
@@ -218,7 +222,7 @@ async def test_a_replay_names_the_turn_that_restored_no_more_than_the_one_before
 
 
 async def test_a_replay_waits_until_each_hit_is_verified(caching, tmp_path):
-    caching.replay._verified = True
+    caching.replay._verified, caching.silent = True, 2
     await caching.replay.file(write(tmp_path / "chats.jsonl", [chat_row("a", 4)]), sessions=1, requests=100)
     assert await caching.replay.verifications() == {"verified": 7 + 3, "skipped": 0}
     caching.keep_until = caching.asked + 3
