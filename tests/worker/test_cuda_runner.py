@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tiny_models import make_tiny, save_tiny
 
 from worker.cuda.dense import DenseModel, is_served
-from worker.cuda.ops import TorchOps
+from worker.cuda.ops import Places, TorchOps, last_rows
 from worker.cuda.product_check import check_products
 from worker.cuda.runner import CudaRunner
 from worker.kv_cache import KVCache
@@ -133,3 +133,38 @@ def test_what_products_run_at_is_told(tmp_path: Path):
 def load_tiny(path: Path) -> DenseModel:
     save_tiny(path, "llama")
     return load(path)
+
+
+@torch.no_grad()
+def test_a_long_pass_ends_in_the_last_rows_alone(tmp_path: Path):
+    """What the last layer adds to other rows nobody reads: they need not be right, their keys and values do."""
+
+    class Counting(TorchOps):
+        rows: ClassVar[list[int]] = []
+
+        def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+            self.rows.append(len(gate_up))
+            return super().gate(gate_up)
+
+    reference, ids = save_tiny(tmp_path, "qwen3"), prompt(300)
+    model = load(tmp_path)
+    run = CudaRunner(model, KVCache(model.config, 64, torch.float32, CPU), Counting(), (128, 256, 384))
+    blocks = list(range(20, 31))
+    expected = reference(torch.tensor([ids])).logits[0]
+    hidden = run.prefill(ids[:290], blocks, 0)
+    assert Counting.rows == [384] * (len(model.layers) - 1) + [128]
+    assert error(run.head_row(hidden[289]), expected[289]) < 1e-4
+    hidden = run.prefill(ids[290:], blocks, 290)
+    assert Counting.rows[-1] == 128
+    assert error(run.head_row(hidden[9]), expected[-1]) < 1e-4
+
+
+@pytest.mark.parametrize(("start", "rows", "first"), [(7, 300, 172), (0, 129, 1), (0, 0, 0)])
+def test_the_last_rows_are_rows_of_the_pass(start: int, rows: int, first: int):
+    positions = torch.arange(384, dtype=torch.int32) + start
+    none = torch.empty(0)
+    places = Places(positions, none, none, none, torch.tensor([start, rows], dtype=torch.int32))
+    index, last = last_rows(places, 128)
+    assert index.tolist() == list(range(first, first + 128))
+    assert last.span.tolist() == [start + first, 128]
+    assert last.positions.tolist() == [start + row for row in index.tolist()]

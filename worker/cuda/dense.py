@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.cuda.decoder import CudaDecoder
-from worker.cuda.ops import Ops, Places
+from worker.cuda.ops import Ops, Places, at_their_rows, last_rows
 from worker.heads import HeadNorms
 from worker.model_error import ModelError
 from worker.model_shape import AttentionLayer, ModelConfig
@@ -80,20 +80,30 @@ class DenseModel(CudaDecoder[DenseLayer]):
         layer = self.layers[0]
         return [layer.qkv, layer.out, layer.gate_up, layer.down]
 
-    def prefill(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int) -> Tensor:
-        """Final hidden rows of one sequence's tokens, none past `longest`; ids past `places` are padding."""
-        eps = self.config.rms_norm_eps
+    def prefill(
+        self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int, few: int
+    ) -> Tensor:
+        """Rows of one sequence's tokens, none past `longest`, of which the last token's is its final hidden row.
+
+        Ids past `places` are padding. A pass of more than `few` rows computes the last layer's output for the last
+        `few` tokens alone.
+        """
+        eps, count = self.config.rms_norm_eps, len(token_ids)
+        index: Tensor | None = None
         x = self.embedding[token_ids]
         rows = ops.norm(x, self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, pool, norm in zip(self.layers, pools, following, strict=True):
             qkv = ops.product(rows, layer.qkv)
             q = ops.turn_and_store(qkv, layer.bias, layer.head_norms, places, pool)
+            if layer is self.layers[-1] and count > few:
+                index, places = last_rows(places, few)
+                q, x = q[index], x[index]
             mixed = ops.attend_prefill(q, places, pool, longest)
             rows = ops.add_norm(x, ops.product(mixed, layer.out), layer.post_norm, eps)
             inner = ops.gate(ops.product(rows, layer.gate_up))
             rows = ops.add_norm(x, ops.product(inner, layer.down), norm, eps)
-        return rows
+        return rows if index is None else at_their_rows(rows, index, count)
 
     def decode(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int) -> Tensor:
         """Float32 logits of one token a sequence."""

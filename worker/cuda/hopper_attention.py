@@ -15,12 +15,12 @@ from worker.cuda.ops import Places
 
 log = logging.getLogger(__name__)
 
-# Bits depend on the number of keys. More stages find no room in shared memory.
 ROWS = 128
-_KEYS, _STAGES = 128, 2
+# Keys of a tile by head size: bits depend on it. More stages find no room in shared memory.
+_KEYS = {64: 128, 128: 128, 256: 64}
+_STAGES = 2
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 240, 24  # of a thread; what is left of 65536 is the other consumer's
 _COLUMNS = 64  # that 128 bytes hold
-_HEAD_DIMS = (64, 128)
 _TOLERANCE = 0.01
 
 
@@ -39,7 +39,7 @@ class HopperAttention:
     def serves(pool: Tensor, window: int | None) -> bool:
         """Whether it computes attention over this pool."""
         block, dim = pool.shape[3:]
-        return window is None and dim in _HEAD_DIMS and _KEYS % block == 0 and pool.is_contiguous()
+        return window is None and _KEYS.get(dim, 0) >= block and _KEYS[dim] % block == 0 and pool.is_contiguous()
 
     def launch(
         self,
@@ -73,7 +73,7 @@ class HopperAttention:
             dim,
             block,
             split,
-            _KEYS,
+            _KEYS[dim],
             _STAGES,
             _CONSUMER_REGISTERS,
             _PRODUCER_REGISTERS,

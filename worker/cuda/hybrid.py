@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.cuda.decoder import CudaDecoder
 from worker.cuda.mixed_ops import DeltaNet, MixedOps, States
-from worker.cuda.ops import Places
+from worker.cuda.ops import Places, at_their_rows, last_rows
 from worker.delta_rule import DeltaWeights
 from worker.heads import HeadNorms
 from worker.model_shape import AttentionLayer, DeltaLayer, ModelConfig, Rope
@@ -104,11 +104,13 @@ class HybridModel(CudaDecoder[HybridLayer]):
         places: Mapping[Rope, Places],
         pools: list[Tensor],
         longest: int,
+        few: int,
         states: States | None,
     ) -> Tensor:
-        """Final hidden rows of one sequence's tokens, none past `longest`; ids past `places` are padding."""
+        """As `DenseModel.prefill`."""
         assert states is not None
-        eps, left = self.config.rms_norm_eps, iter(pools)
+        eps, left, count = self.config.rms_norm_eps, iter(pools), len(token_ids)
+        index: Tensor | None = None
         x = self.embedding[token_ids]
         rows = ops.norm(x, self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
@@ -119,12 +121,15 @@ class HybridModel(CudaDecoder[HybridLayer]):
             else:
                 assert layer.rope is not None
                 where, pool, qkv = places[layer.rope], next(left), mixed[:, : layer.qkv_width]
-                q = ops.turn_and_store(qkv, None, layer.head_norms, where, pool)
-                inner = ops.sigmoid_gate(mixed[:, layer.qkv_width :], ops.attend_prefill(q, where, pool, longest))
+                q, gate = ops.turn_and_store(qkv, None, layer.head_norms, where, pool), mixed[:, layer.qkv_width :]
+                if layer is self.layers[-1] and count > few:
+                    index, where = last_rows(where, few)
+                    q, gate, x = q[index], gate[index], x[index]
+                inner = ops.sigmoid_gate(gate, ops.attend_prefill(q, where, pool, longest))
             rows = ops.add_norm(x, ops.product(inner, layer.out), layer.post_norm, eps)
             inner = ops.gate(ops.product(rows, layer.gate_up))
             rows = ops.add_norm(x, ops.product(inner, layer.down), norm, eps)
-        return rows
+        return rows if index is None else at_their_rows(rows, index, count)
 
     def decode(
         self,

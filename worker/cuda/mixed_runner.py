@@ -121,7 +121,7 @@ class MixedRunner(CudaRunner):
     def _prefill(self, token_ids: Tensor, positions: Tensor, tables: Tensor, span: Tensor, longest: int) -> Tensor:
         places = self._places(positions, tables, span)
         states = None if self.states is None else States(self.states.memory, self._plan, self._capacity)
-        return self._model.prefill(token_ids, self._mixed_ops, places, self._pools, longest, states)
+        return self._model.prefill(token_ids, self._mixed_ops, places, self._pools, longest, self._few, states)
 
     def _decode(self, token_ids: Tensor, positions: Tensor, tables: Tensor, longest: int) -> Tensor:
         places = self._places(positions, tables, positions)

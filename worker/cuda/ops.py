@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -36,6 +36,22 @@ class Places:
     cos: Tensor
     sin: Tensor
     span: Tensor
+
+
+def last_rows(places: Places, count: int) -> tuple[Tensor, Places]:
+    """The last `count` rows of a pass that has more: which ones they are, and their places once queries are turned.
+
+    Of a pass that has none at all, as one has that is captured, some rows.
+    """
+    begin = (places.span[1:] - count).clamp(min=0)
+    index = (begin + torch.arange(count, dtype=torch.int32, device=begin.device)).long()
+    span = torch.cat((places.span[:1] + begin, torch.full_like(begin, count)))
+    return index, replace(places, positions=places.positions[index], span=span)
+
+
+def at_their_rows(few: Tensor, index: Tensor, count: int) -> Tensor:
+    """`count` rows, of which those at `index` are `few` and the others anything."""
+    return few.new_empty(count, few.shape[1]).index_copy_(0, index, few)
 
 
 class Ops(Protocol):
@@ -192,8 +208,12 @@ def _turned(x: Tensor, places: Places) -> Tensor:
 def padded_product(x: Tensor, weight: Tensor, padded: PaddedRows) -> Tensor:
     """`x @ weight.T`, computed with as many rows as its shape needs."""
     rows = len(x)
-    more = padded.get((rows, *weight.shape), rows) - rows
-    return F.linear(F.pad(x, (0, 0, 0, more)), weight)[:rows] if more else F.linear(x, weight)
+    needed = padded.get((rows, *weight.shape), rows)
+    if needed == rows:
+        return F.linear(x, weight)
+    whole = x.new_empty(needed, x.shape[1])  # a row's bits do not depend on what others hold
+    whole[:rows] = x
+    return F.linear(whole, weight)[:rows]
 
 
 def split_count(longest: int, split: int) -> int:

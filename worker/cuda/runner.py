@@ -61,6 +61,7 @@ class CudaRunner:
         self._width = _padded(-(-model.max_positions // BLOCK_TOKENS))
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
+        self._few = min(prefill_rows)
         self._captured = [count for count in prefill_rows if count <= self.captured_rows]
         if capture and model.device.type == "cuda":
             self._capture(model.max_positions)
@@ -79,7 +80,8 @@ class CudaRunner:
     ) -> Tensor:
         """Compute `token_ids` at [start, start + len) of one sequence into its `blocks`.
 
-        Returns the final hidden rows [count, hidden], valid until the next pass; rows past the tokens are padding.
+        Returns rows [count, hidden], valid until the next pass: that of the last token is its final hidden row, the
+        others may be anything.
         The caller owns every block that covers the span alone. `use` is for models that recur: these do not.
         """
         rows = len(token_ids)
@@ -168,7 +170,7 @@ class CudaRunner:
     def _prefill(self, token_ids: Tensor, positions: Tensor, tables: Tensor, span: Tensor, longest: int) -> Tensor:
         assert isinstance(self.model, DenseModel)
         places = Places(positions, tables, *self.model.rotary.rows(positions.long()), span)
-        return self.model.prefill(token_ids, self._ops, places, self._pools, longest)
+        return self.model.prefill(token_ids, self._ops, places, self._pools, longest, self._few)
 
     def _decode(self, token_ids: Tensor, positions: Tensor, tables: Tensor, longest: int) -> Tensor:
         assert isinstance(self.model, DenseModel)

@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.activations import soft_cap
 from worker.cuda.decoder import CudaDecoder
 from worker.cuda.mixed_ops import MixedOps, States
-from worker.cuda.ops import Ops, Places
+from worker.cuda.ops import Ops, Places, at_their_rows, last_rows
 from worker.heads import HeadNorms
 from worker.model_shape import AttentionLayer, ModelConfig, Rope
 
@@ -102,16 +102,24 @@ class SlidingModel(CudaDecoder[SlidingLayer]):
         places: Mapping[Rope, Places],
         pools: list[Tensor],
         longest: int,
+        few: int,
         states: States | None,
     ) -> Tensor:
-        """Final hidden rows of one sequence's tokens, none past `longest`; ids past `places` are padding."""
-        eps = self.config.rms_norm_eps
+        """As `DenseModel.prefill`."""
+        eps, count = self.config.rms_norm_eps, len(token_ids)
+        rows_at: Tensor | None = None
         x, own = self._start(token_ids, ops, few=False)
         rows = ops.norm(x, self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for index, (layer, pool, norm) in enumerate(zip(self.layers, pools, following, strict=True)):
-            q = self._queries(ops.product(rows, layer.qkv), layer, ops, places, pool)
-            mixed = ops.attend_prefill(q, places[layer.shape.rope], pool, longest, layer.shape.window)
+            q, where = (
+                self._queries(ops.product(rows, layer.qkv), layer, ops, places, pool),
+                places[layer.shape.rope],
+            )
+            if layer is self.layers[-1] and count > few:
+                rows_at, where = last_rows(where, few)
+                q, x, own = q[rows_at], x[rows_at], None if own is None else own[rows_at]
+            mixed = ops.attend_prefill(q, where, pool, longest, layer.shape.window)
             rows = ops.join_norm(x, ops.product(mixed, layer.out), layer.after_attention, layer.before_mlp, eps)
             both = ops.product(rows, layer.gate_up)
             added = ops.product(ops.gelu_gate(both[:, : layer.inner], both[:, layer.inner :]), layer.down)
@@ -121,7 +129,7 @@ class SlidingModel(CudaDecoder[SlidingLayer]):
                 rows = ops.join_norm(x, ops.product(inner, layer.own_out), layer.own_norm, norm, eps, layer.factor)
             else:
                 rows = ops.join_norm(x, added, layer.after_mlp, norm, eps, layer.factor)
-        return rows
+        return rows if rows_at is None else at_their_rows(rows, rows_at, count)
 
     def decode(
         self,
