@@ -38,7 +38,7 @@ async def chat(
     session: aiohttp.ClientSession, base_url: str, model: str, messages: list[dict[str, str]], **options: Any
 ) -> Answer:
     """Stream one greedy answer. An answer without any content counts as beginning with its end."""
-    body = {
+    asked = {
         "model": model,
         "messages": messages,
         "temperature": 0,
@@ -46,6 +46,8 @@ async def chat(
         "stream_options": {"include_usage": True},
         **options,
     }
+    body = json.dumps(asked).encode()  # of no server's time
+    headers = {"content-type": "application/json"}
     sent = time.perf_counter()
     first: float | None = None
     last = 0.0
@@ -53,7 +55,7 @@ async def chat(
     text = ""
     usage: dict[str, Any] = {}
     told: dict[str, Any] = {}
-    async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
+    async with session.post(f"{base_url}/v1/chat/completions", data=body, headers=headers) as response:
         if response.status != 200:
             raise ServerFailed(f"{base_url} answers {response.status}: {await response.text()}")
         cache = parse_cache_header(response.headers.get("x-prefixd-cache", ""))

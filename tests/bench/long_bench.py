@@ -18,7 +18,9 @@ REPLY_TOKENS = 8
 HISTORY_TOKENS = 30_500  # at the first turn that is measured: 32k at the middle one
 TURN_TOKENS = 250  # a turn has more than before it: question, answer and what the template adds
 TURNS = 12
-CUT_MESSAGES = 16  # the last ones, kept behind its head where a history is cut
+CUT_TURN_TOKENS = (
+    100  # the question where a history is cut to its head and one exchange: 600 tokens behind the head
+)
 WINDOWS = 3
 WINDOW_TOKENS = 7000
 WINDOW_TURN_TOKENS = 200
@@ -67,7 +69,7 @@ class LongFigures:
                 "ms",
             ),
             (outside, "windows_outside", "ms"),
-            ("first token, history cut to its head and last messages", "cut", "ms"),
+            ("first token, history cut to its head and 600 tokens behind it", "cut", "ms"),
             *((f"first token, cold {size}", name, "ms") for name, size in COLD_TOKENS.items()),
             *((f"per token, {streams} at once", name, "ms") for name, streams in STREAMS.items()),
         )
@@ -115,8 +117,9 @@ class LongBench(Client):
         answers = [await self._turn(messages, f"chat {turn}", TURN_TOKENS) for turn in range(TURNS + 1)]
         cuts = []
         for run in range(COLD_RUNS):
-            shortened = [messages[0], *messages[-2 * (CUT_MESSAGES // 2 + run) :]]
-            cuts.append(await self._turn(shortened, f"cut {run}", TURN_TOKENS))
+            kept = 3 + 2 * run  # not what follows the head anyway
+            shortened = [messages[0], *messages[kept : kept + 2]]
+            cuts.append(await self._turn(shortened, f"cut {run}", CUT_TURN_TOKENS))
         return answers[1:], cuts
 
     async def windows(self) -> list[Answer]:

@@ -110,19 +110,20 @@ async def test_each_measurement_asks_what_it_says(server, monkeypatch):
 
 
 async def test_the_long_measurements_ask_what_they_say(server, monkeypatch):
-    sizes = {"HISTORY_TOKENS": 2600, "TURNS": 2, "CUT_MESSAGES": 2, "WINDOW_TOKENS": 1800, "WINDOW_ROUNDS": 1}
+    sizes = {"HISTORY_TOKENS": 2600, "TURNS": 2, "WINDOW_TOKENS": 1800, "WINDOW_ROUNDS": 1}
     for name, value in {**sizes, "DECODE_TOKENS": 2, "STREAMS": {"decode_1": 1, "decode_8": 2}}.items():
         monkeypatch.setattr(long_bench, name, value)
     monkeypatch.setattr(long_bench, "COLD_TOKENS", {"cold_2k": 20, "cold_8k": 30})
     client = LongBench(server.session, server.base_url, "m", Texts("salt", 1.0))
     chat, cut = await client.growing()
     bodies = [body["messages"] for body in server.bodies]
-    assert [len(messages) for messages in bodies] == [8, 10, 12, 4, 6, 8]
+    assert [len(messages) for messages in bodies] == [8, 10, 12, 4, 4, 4]
     assert [message["role"] for message in bodies[2]] == ["system", *["user", "assistant"] * 5, "user"]
     assert bodies[2][:10] == bodies[1]
     assert (len(chat), len(cut)) == (2, long_bench.COLD_RUNS)
-    assert bodies[3][:1] == bodies[0][:1]
-    assert bodies[3][1:3] == [*bodies[2][-1:], {"role": "assistant", "content": chat[-1].text}]
+    assert [message["role"] for message in bodies[3]] == ["system", "user", "assistant", "user"]
+    assert bodies[3][:3] == [*bodies[0][:1], *bodies[0][3:5]]
+    assert bodies[4][1:3] == bodies[0][5:7]
     del server.bodies[:]
     assert len(await client.windows()) == long_bench.WINDOWS
     assert len({body["messages"][0]["content"] for body in server.bodies}) == long_bench.WINDOWS
