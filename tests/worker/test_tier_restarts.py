@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 from scheduler_rig import one, text
 from snapshot_rig import prompt
@@ -101,3 +104,20 @@ def test_a_worker_that_stops_writes_what_is_not_yet_written(start: Start, slowly
     rig.engine.run()
     rig = start()
     assert rig.depth(rig.serve(chat(4))) == (chat(3).last.end, "hit", "none")
+
+
+def test_what_was_used_on_the_device_counts_as_used_after_the_next_start(start: Start):
+    """Its file was written long ago, and not read since."""
+    rig = start()
+    for who, age in ((1, 3000), (2, 2000), (3, 1000)):
+        rig.serve(one(who, 12))
+        rig.settle()
+        (path,) = (p.place.path for p in rig.disk.ledger.parts if p.node.digest == one(who, 12).last.digest)
+        os.utime(path, (time.time() - age,) * 2)
+    rig.serve(one(1, 12))
+    rig.engine.stop()
+    rig.engine.run()
+    size = rig.disk.ledger.held // 3
+    rig = start(disk_bytes=2 * size)
+    kept = [one(who, 12).last.digest for who in (1, 3)]
+    assert {part.node.digest for part in rig.disk.ledger.parts} == set(kept)

@@ -136,6 +136,8 @@ class Tiers:
             if not self.turn(idle=True):
                 time.sleep(_WAIT_SECONDS)
         self._write_behind.give_way()
+        if self.disk is not None:
+            self.disk.note_use()
         return self._write_behind.pending
 
     @property
