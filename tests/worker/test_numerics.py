@@ -21,6 +21,7 @@ def test_it_is_the_same_for_the_same():
 
 def test_row_counts_are_part_of_it():
     assert numerics_id(CPU, replace(ROWS, prefill=(16,))) != numerics_id(CPU, ROWS)
+    assert numerics_id(CPU, replace(ROWS, padded=((8, 64, 64, 16),))) != numerics_id(CPU, ROWS)
 
 
 @pytest.mark.parametrize("what", ["_version", "_processor", "_kernels"])
