@@ -19,11 +19,13 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
 import triton
+from kernel_times import write_kernel_times
 from random_model import SHAPE, random_weights
 
 from protocol.digest import link_digest, root_digest
@@ -45,6 +47,7 @@ from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
 
 CONTEXT = 34816  # longest sequence here
+PROFILED = ((7168, 200), (32768, 250), (0, 2048), (0, 8192))  # tokens cached and new
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=10, help="runs of each prefill row")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--profile", type=Path, help="write kernel times of some passes here")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("worker.journal").setLevel(logging.WARNING)
@@ -364,6 +368,9 @@ def main() -> None:
     bench.decode_row(1, 32768, None, None)
     bench.decode_row(8, 32768, None, None)
     serve_rows(bench)
+    if options.profile:
+        for cached, new in PROFILED:
+            write_kernel_times(f"{cached} + {new}", partial(bench.first_token, cached, new), options.profile)
     if options.json:
         options.json.write_text(
             json.dumps({"card": card, **bench.start, "rows": [asdict(row) for row in bench.rows]})

@@ -14,14 +14,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from engine import Bench, Row, Served, ceilings, device_ms
+from kernel_times import write_kernel_times
 from random_model import HYBRID_SHAPE, random_weights
-from torch.profiler import ProfilerActivity, profile
 
 from worker.block_pool import BlockPool
 from worker.cuda.hybrid import HybridModel
@@ -37,6 +37,7 @@ from worker.steps import StateUse
 CONTEXT = 34816  # longest sequence here
 ENTRIES = 256
 ATTENTION_LAYERS = 8
+PROFILED = ((1000, 600), (7168, 200), (32768, 250), (0, 8192))  # tokens cached and new
 
 
 class HybridBench(Bench):
@@ -173,23 +174,6 @@ def serve_rows(bench: HybridBench) -> None:
     bench.report("engine: commit (host)", [served.mean_ms("commit")], None, 0.5, None)
 
 
-def kernels(name: str, run: Any, file: Path | None) -> None:
-    """Where the time of a pass goes, by kernel."""
-    run()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
-    text = f"{name}, three times\n" + found.key_averages().table(
-        sort_by="cuda_time_total", row_limit=18, max_name_column_width=60
-    )
-    print(text if file is None else f"profile of {name}: in {file}", flush=True)
-    if file is not None:
-        with file.open("a") as out:
-            out.write(text + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=10, help="runs of each prefill row")
@@ -224,10 +208,11 @@ def main() -> None:
     bench.report("copy of a state (device)", [copies], None, 0.5, None)
     serve_rows(bench)
     if options.profile:
-        kernels("32k cached + 250 new", lambda: bench.first_token(32768, 250), options.profile)
-        kernels("cold 8k", lambda: bench.first_token(0, 8192), options.profile)
+        for cached, new in PROFILED:
+            write_kernel_times(f"{cached} + {new}", partial(bench.first_token, cached, new), options.profile)
         tables, entries = [bench.blocks[:10]], [10]
-        kernels("decode, batch 1", lambda: bench.runner.decode([5], tables, [256], entries), options.profile)
+        decode = partial(bench.runner.decode, [5], tables, [256], entries)
+        write_kernel_times("decode, batch 1", decode, options.profile)
     if options.json:
         rows = [asdict(row) for row in bench.rows]
         options.json.write_text(json.dumps({"card": card, **bench.start, "rows": rows}))
