@@ -1,6 +1,6 @@
 """Every choice that depends on the card's architecture, in one place, pinned: bits depend on some of them.
 
-Tried on Hopper (H100) only. Cards with less shared memory take the smaller shapes.
+Tried on Hopper alone (H100, H200). Cards with less shared memory take the smaller shapes.
 """
 
 from __future__ import annotations
