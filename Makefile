@@ -13,7 +13,7 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 # Without an NVIDIA driver: the release whose CPU kernels our numbers were measured with.
 TORCH ?= $(if $(wildcard /proc/driver/nvidia/version),torch>=2.11,torch==2.13.0)
 
-.PHONY: help setup setup-test run test test-clients lint demo bench dashboards install-app install-system clean
+.PHONY: help setup setup-test setup-debian run test test-clients lint demo bench dashboards install-app install-system clean
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -22,6 +22,9 @@ setup-test: $(VENV)/.installed-test
 
 run: setup ## fetch the default model and serve it on 127.0.0.1:8080
 	$(BIN)/prefixd serve $(ARGS)
+
+setup-debian: ## install what tests of deploy/ and the status page run, and skip without; needs root
+	apt-get install --no-install-recommends -y chromium groff-base nginx-light openssl prometheus systemd
 
 test: setup-test ## run the test suite
 	$(BIN)/prefixd fetch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tracemalloc
 
 import pytest
 from fake_worker import FakeWorker
@@ -144,6 +145,20 @@ async def test_a_body_over_the_limit_is_413_and_one_under_it_is_read(served: Ser
     response = await served.http.post(url, data=io.BytesIO(b" " * (MAX_BODY_BYTES + 1)))
     assert response.status == 413
     assert (await response.json())["error"]["code"] == "request_too_large"
+
+
+async def test_a_small_body_that_unpacks_to_a_large_one_is_413(served: Served):
+    packed = gzip.compress(b" " * (5 * MAX_BODY_BYTES), compresslevel=1)
+    assert len(packed) < 8 << 20
+    tracemalloc.start()
+    try:
+        url = served.url + "/v1/completions"
+        response = await served.http.post(url, data=io.BytesIO(packed), headers={"Content-Encoding": "gzip"})
+        assert response.status == 413
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_BODY_BYTES, "however much it is"
+    finally:
+        tracemalloc.stop()
+    assert (await served.chat()).status == 200
 
 
 async def test_other_paths_and_methods_get_json(served: Served):
