@@ -97,6 +97,9 @@ def test_evicting(served: Served):
         "busy": [],
         "freed_bytes": row["own_bytes"],
         "tier_bytes": 0,
+        "tier_snapshots": 0,
+        "names": [],
+        "kept": [],
         "dry_run": True,
     }
     assert served.client.chat(messages).outcome[0] == "hit"
