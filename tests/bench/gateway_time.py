@@ -23,7 +23,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import orjson
 
-from gateway.body import parse_object
 from gateway.canonical import parse_messages, parse_tools
 from gateway.conversation import Conversation
 from gateway.model_files import load_model_files
@@ -79,7 +78,7 @@ def conversation(text: Text, messages: int, characters: int) -> list[dict[str, A
 
 def turn(maker: PromptMaker, body: bytes) -> None:
     """What happens between a body and the frames for the worker."""
-    fields = parse_object(body)
+    fields = maker.bodies.parse("", body)
     parse_params("chat", fields)
     messages = parse_messages(fields["messages"], through=partial(maker.said.parsed, "", len(body)))
     made = maker.chat(Conversation(messages, parse_tools(fields.get("tools"))), MODEL)

@@ -186,18 +186,28 @@ REFUSED = [
 
 @given(
     st.sampled_from(STATEFUL),
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 1)), min_size=2, max_size=5),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(0, 1)), min_size=2, max_size=5),
 )
 def test_whatever_a_loop_depends_on_counts(source: str, turns: list[tuple[int, int, int]]):
     template = ChatTemplate(source, {})
-    said: list[dict[str, str]] = []
-    for kept, added, variable in turns:
-        said = said[: max(len(said) - kept, 0)] if kept > 6 else list(said)
+    said = [{"role": "user", "content": "m"}]
+    for cut, added, variable in turns:
+        said = said[: max(len(said) - max(cut - 6, 0), 1)]  # often none, and sometimes nothing is added either
         for _ in range(2 * added):
             said.append({"role": ("user", "assistant")[len(said) % 2], "content": f"m{len(said)}"})
         again = template.render(said, None, reply=True, extra={"variable": variable})
         with nothing_remembered():
             assert again == template.render(said, None, reply=True, extra={"variable": variable})
+
+
+@pytest.mark.parametrize("source", STATEFUL)
+def test_a_history_that_is_sent_again_or_cut_is_written_anew(source: str):
+    template = ChatTemplate(source, {})
+    said = [{"role": ("user", "assistant")[number % 2], "content": f"m{number}"} for number in range(9)]
+    for count in (9, 7, 7, 8, 9, 6, 9):
+        again = template.render(said[:count], None, reply=True)
+        with nothing_remembered():
+            assert again == template.render(said[:count], None, reply=True)
 
 
 def test_what_is_known_of_the_stateful_loops_is_used(monkeypatch: pytest.MonkeyPatch):
