@@ -124,7 +124,7 @@ async def _supervise(settings: _Settings, notifier: Notifier, lock: IO[str]) -> 
         supervisor = Supervisor([gateways, [worker]], _report, on_ready)
         lost = asyncio.create_task(_stop_when_lost(lock, supervisor))
         await supervisor.run()
-        return not lost.cancel()
+        return not lost.cancel() and not supervisor.was_told
 
 
 async def _stop_when_lost(lock: IO[str], supervisor: Supervisor) -> None:

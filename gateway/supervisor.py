@@ -78,6 +78,7 @@ class Supervisor:
         self._report = report
         self._on_ready = on_ready
         self._announced = False
+        self.was_told = False  # to stop, by a signal
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -106,6 +107,7 @@ class Supervisor:
         self._stop.set()
 
     def _on_signal(self) -> None:
+        self.was_told = True
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()

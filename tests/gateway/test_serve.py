@@ -118,6 +118,20 @@ async def test_children_start_and_stop_in_order(stage):
     assert stage.journal() == ["start gateway", "start worker", "stop gateway", "stop worker"]
 
 
+async def test_it_knows_whether_a_signal_stopped_it(stage):
+    """Where it was to go on in another run directory, it ends all the same."""
+    for told in (False, True):
+        supervised = Supervisor([[]], lambda line: None, lambda: None)
+        running = asyncio.create_task(supervised.run())
+        await asyncio.sleep(0)
+        if told:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            supervised.stop()
+        await running
+        assert supervised.was_told is told
+
+
 async def test_an_interrupt_stops_it_as_well(stage):
     running = stage.supervise(stage.child("gateway", LIVES))
     await asyncio.wait_for(stage.ready.wait(), 30)
