@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -17,6 +18,8 @@ from gateway.ports import listen, take_port
 from gateway.seats import Seat, forget_counts
 from protocol.errors import SettingsError
 from protocol.rundir import METRICS_FOLDER
+
+IP_LOCAL_PORT_RANGE = 51
 
 
 class Counting:
@@ -236,3 +239,21 @@ async def test_a_host_where_nobody_can_listen_is_named(tmp_path, runner, host):
     with pytest.raises(SettingsError, match=f"^host: cannot listen on {host}:0: "):
         await listen(runner, host, 0, seat)
     seat.close()
+
+
+def test_a_port_that_was_taken_is_given_to_those_alone_who_name_it():
+    """Not to who asks for any port, nor to a connection for its near end: here the kernel has no other for either."""
+    with take_port("127.0.0.1", 0) as taken, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = taken.getsockname()[1]
+        for take in (lambda each: each.bind(("127.0.0.1", 0)), lambda each: each.connect(elsewhere.getsockname())):
+            with socket.socket() as stranger:
+                try:
+                    stranger.setsockopt(
+                        socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port)
+                    )
+                except OSError:
+                    pytest.skip("this needs Linux 6.3")
+                with pytest.raises(OSError, match="ddress"):
+                    take(stranger)
+        with socket.create_server(("127.0.0.1", port)):
+            pass

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,10 @@ import pytest
 
 from gateway import cli, serve, supervisor
 from gateway.config import GatewaySettings, ServeSettings
-from gateway.ports import take_port
 from gateway.supervisor import Child, ChildFailed, Health, Supervisor
 from protocol.rundir import CONTROL_SOCKET, lock_run_dir, prepare_run_dir
 from protocol.settings import to_flags
 from worker.config import WorkerSettings
-
-IP_LOCAL_PORT_RANGE = 51
 
 # Says it is ready by a file, and notes its start and its SIGTERM in a journal.
 LIVES = """
@@ -332,24 +328,6 @@ def test_serve_names_the_daemon_that_holds_the_run_dir(capsys, tmp_path):
 
 def test_serve_names_a_run_dir_that_is_too_long(capsys, tmp_path):
     assert "run_dir: " in serve_refused(capsys, "--run-dir", tmp_path / ("x" * 100))
-
-
-def test_a_port_that_was_taken_is_given_to_those_alone_who_name_it():
-    """Not to who asks for any port, nor to a connection for its near end: here the kernel has no other for either."""
-    with take_port("127.0.0.1", 0) as taken, socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        port = taken.getsockname()[1]
-        for take in (lambda each: each.bind(("127.0.0.1", 0)), lambda each: each.connect(elsewhere.getsockname())):
-            with socket.socket() as stranger:
-                try:
-                    stranger.setsockopt(
-                        socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port)
-                    )
-                except OSError:
-                    pytest.skip("this needs Linux 6.3")
-                with pytest.raises(OSError, match="ddress"):
-                    take(stranger)
-        with socket.create_server(("127.0.0.1", port)):
-            pass
 
 
 def test_sockets_of_a_killed_worker_go_and_those_of_a_living_one_stay(tmp_path):
