@@ -33,7 +33,7 @@ from protocol.messages import Boundary, ModelInfo, Vocabulary
 
 _SAMPLE = "  It's 12345\n\n größe e\u0301 日本😀\t x "  # what tokenizers split in different ways
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}  # templates print them without looking whether they are there
-INSIDE = "it ends inside a token"
+INSIDE = "it ends inside a token, or in blanks that are other tokens when nothing follows"
 NOTHING = "there is nothing before it but what starts every prompt"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _COUNTED_CONTEXTS = 8  # a client wants to know how much to leave out; beyond this nobody cuts

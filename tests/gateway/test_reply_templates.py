@@ -21,7 +21,7 @@ from gateway.conversation import Conversation, Message, ToolCall
 from gateway.model_files import ModelFiles
 from gateway.openai_answers import ChatAnswer
 from gateway.openai_params import ChatParams
-from gateway.prompts import PromptMaker
+from gateway.prompts import INSIDE, PromptMaker
 from gateway.renderer import Renderer
 from gateway.reply import Reply
 from gateway.reply_calls import Calls
@@ -248,7 +248,11 @@ def test_an_answer_with_calls_can_be_absorbed(name: str):
     conversation, reply, _ = answered(name, written(name, call), [QUESTION])
     assert reply.calls
     absorbed = next_turn(maker(name), LARGE, "r", conversation, reply)
-    assert absorbed is not None
+    if absorbed is None:  # this tokenizer cuts the blanks behind the calls in two ways
+        following = Message("tool", "Done.", tool_call_id=reply.message().tool_calls[0].id)
+        messages = (*conversation.messages, reply.message(), following)
+        assert maker(name).trace(replace(conversation, messages=messages)).ends[-2] == INSIDE
+        return
     assert "Done." not in tiny_tokenizer().decode(list(absorbed.token_ids))
 
 
