@@ -73,7 +73,8 @@ def choose_for_slot(
         return None
     if newcomer is not None and extends and newcomer * share < _value(victim, pause):
         return None
-    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _late(victim, pause):
+    # However fast others go on: a session that rests for minutes is not pushed out by what is small.
+    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _late(victim, max(pause, PAUSE_SECONDS)):
         return None
     return victim.slot
 

@@ -127,12 +127,13 @@ def maker(name: str) -> PromptMaker:
 def arguments() -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of the types that the tool declares. Markers themselves cannot be written in every notation."""
     word = st.text(alphabet="aZ é日😀\"'\\{}[]:,.\n\t-1", max_size=20)
+    numbers = st.integers(-(1 << 63), (1 << 64) - 1)  # a request can hold no larger ones
     values = {
         "q": word,
-        "n": st.integers(-(1 << 63), (1 << 64) - 1),
+        "n": numbers,
         "x": st.floats(allow_nan=False, allow_infinity=False),
         "on": st.booleans(),
-        "list": st.lists(st.one_of(st.integers(), st.booleans()), max_size=3),
+        "list": st.lists(st.one_of(numbers, st.booleans()), max_size=3),
     }
     return st.fixed_dictionaries({"q": values.pop("q")}, optional=values)
 

@@ -125,6 +125,11 @@ def test_a_small_newcomer_does_not_push_out_a_long_session():
     assert choose_for_slot([session], recompute_cost(0, 8_000)) == 0
 
 
+def test_nor_where_others_go_on_after_seconds_and_it_for_minutes():
+    session = candidate(0, end=30_000, idle_seconds=300.0)
+    assert choose_for_slot([session], recompute_cost(0, 300), pause=1.0) is None
+
+
 def test_a_newcomer_that_extends_another_must_be_worth_what_it_pushes_out():
     session = candidate(0, end=30_000)
     assert choose_for_slot([session], recompute_cost(60_000, 61_000), extends=True) is None
