@@ -131,6 +131,8 @@ class Background:
 
     def next_pass(self) -> Prefill | None:
         """The next pass of the running job, or of the next one that can run."""
+        if self._verifying is not None and self._absorptions:
+            self._begin_again_later()
         while True:
             request = self._running or self._start()
             if request is None:
@@ -140,6 +142,12 @@ class Background:
             if copies is not None:
                 return Prefill(request, request.computed, end, copies, self._states.use(request, end))
             self.give_way()
+
+    def _begin_again_later(self) -> None:
+        """The next turn of a conversation may come any moment, and nobody waits for a verification."""
+        assert self._verifying is not None
+        self._verifications.appendleft(self._verifying)
+        self._drop()
 
     def _own(self, request: Request, end: int) -> Copies | None:
         """As `SequenceMemory.own`. A verification is worth no snapshot: it runs in memory that is free, or not at

@@ -181,6 +181,20 @@ def test_every_hit_is_verified_when_asked_for():
     assert reply.data == {"verified": 2, "mismatched": 0, "skipped": 0, "pending": 0}
 
 
+def test_an_absorption_waits_for_no_verification():
+    rig = Rig(blocks=200, verify_hits=1.0)
+    rig.serve(chat(1, size=4 * PASS_ROWS))
+    rig.serve(chat(1, 2, size=4 * PASS_ROWS))
+    rig.turns(2)
+    assert rig.scheduler.background.running is not None
+    absorb(rig, chat(7, size=PASS_ROWS))
+    rig.turns(2)
+    assert PASS_ROWS in rig.kept()
+    assert rig.ask("verify").data == {"verified": 0, "mismatched": 0, "skipped": 0, "pending": 1}
+    rig.rest()
+    assert (rig.scheduler.background.verified, rig.scheduler.background.skipped) == (1, 0)
+
+
 def test_a_share_of_none_verifies_nothing():
     rig = Rig()
     rig.serve(chat(1))
