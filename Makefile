@@ -13,6 +13,9 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 # Without an NVIDIA driver: the release whose CPU kernels our numbers were measured with.
 TORCH ?= $(if $(wildcard /proc/driver/nvidia/version),torch>=2.11,torch==2.13.0)
 
+# Tests wait for daemons much of their time: one process more than processors, at most four.
+PROCESSES ?= $(shell echo $$(($(shell nproc) < 3 ? $(shell nproc) + 1 : 4)))
+
 .PHONY: help setup setup-test setup-debian run test test-clients lint demo bench dashboards install-app install-system clean
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +31,7 @@ setup-debian: ## install what tests of deploy/ and the status page run, and skip
 
 test: setup-test ## run the test suite
 	$(BIN)/prefixd fetch
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope $(ARGS)
 
 test-clients: setup-test $(CLIENTS)/.installed ## drive real agents against the daemon; needs npm and 2 GB
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
