@@ -80,9 +80,10 @@ def streams(daemon: Daemon, client: Client) -> Iterator[Streams]:
 
 def other_end(stream: Stream) -> str:
     """The inode of the server's socket."""
-    ours = f":{stream._connection.sock.getsockname()[1]:04X}"
+    near, far = stream._connection.sock.getsockname()[1], stream._connection.sock.getpeername()[1]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    [inode] = [row[9] for row in rows if row[2].endswith(ours)]
+    # Other connections may have our port number at one end, too, each towards another server.
+    [inode] = [row[9] for row in rows if row[1].endswith(f":{far:04X}") and row[2].endswith(f":{near:04X}")]
     return inode
 
 

@@ -118,14 +118,14 @@ def assert_long_answers_equal(
 
 def assert_equal_in_company(worker: Worker, cold: Mapping[int, Answer]) -> None:
     """Hits alone, then all at once with long cold prompts between them, so that every pass is of another make-up."""
-    prime(worker)
+    prime(worker, cold)
     alone = {}
-    for length in LENGTHS:
+    for length in cold:
         alone[length] = worker.ask(question(length), max_tokens=len(cold[length]))
         worker.run()
     assert_hits_equal(worker, cold, alone)
     together = {}
-    for index, length in enumerate(LENGTHS):
+    for index, length in enumerate(cold):
         together[length] = worker.ask(question(length), max_tokens=len(cold[length]))
         if index % 8 == 0:
             worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
@@ -136,13 +136,13 @@ def assert_equal_in_company(worker: Worker, cold: Mapping[int, Answer]) -> None:
 def assert_equal_after_flush(worker: Worker, cold: Mapping[int, Answer]) -> None:
     """Hits on snapshots that are committed anew."""
     Clearing(worker.engine._store).flush()
-    prime(worker)
-    asked = {length: worker.ask(question(length), max_tokens=len(cold[length])) for length in LENGTHS}
+    prime(worker, cold)
+    asked = {length: worker.ask(question(length), max_tokens=len(cold[length])) for length in cold}
     worker.run()
     assert_hits_equal(worker, cold, asked)
 
 
-def prime(worker: Worker, lengths: Iterable[int] = LENGTHS) -> None:
+def prime(worker: Worker, lengths: Iterable[int]) -> None:
     for length in lengths:
         worker.ask(primer(length))
     worker.run()

@@ -13,6 +13,12 @@ on_a_card = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+# Every length in the first passes, then the edges of tiles, splits and chunks, and of the longest pass.
+LENGTHS = [
+    *range(1, 131),
+    *(edge + off for edge in (192, 256, 512, 640, 4096, 8192) for off in (-1, 0, 1)),
+    12345,
+]
 _COMMON = {
     "hidden_size": 256,
     "intermediate_size": 640,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from exact_rig import Answer, Worker, assert_hits_equal, ids, question, unequal_hits
-from gpu_rig import MIXED, on_a_card, save_model
+from exact_rig import Answer, Worker, assert_equal_in_company, ids, question, unequal_hits
+from gpu_rig import LENGTHS, MIXED, on_a_card, save_model
 from snapshot_rig import Prompt, prompt
 from torch import Tensor
 
@@ -19,12 +19,6 @@ from worker.sequences import Request, pass_end
 from worker.steps import StateUse
 
 pytestmark = on_a_card
-# Every length in the first passes, then the edges of tiles, splits and chunks, and of the longest pass.
-LENGTHS = [
-    *range(1, 131),
-    *(edge + off for edge in (192, 256, 512, 640, 4096, 8192) for off in (-1, 0, 1)),
-    12345,
-]
 LONG = [16384, 20001, 32769]
 STEPS = 8
 LAST = 16_500
@@ -130,21 +124,7 @@ def test_hits_alone_and_among_others(worker: Worker):
         length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS
     }
     assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
-    for length in LENGTHS:
-        worker.ask(prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False))
-    worker.run()
-    alone: dict[int, str] = {}
-    for length in LENGTHS:
-        alone[length] = worker.ask(question(length), max_tokens=STEPS)
-        worker.run()
-    assert_hits_equal(worker, cold, alone)
-    together: dict[int, str] = {}
-    for index, length in enumerate(LENGTHS):
-        together[length] = worker.ask(question(length), max_tokens=STEPS)
-        if index % 8 == 0:
-            worker.ask(prompt(ids(30_000 + index, 300 + index)), cache=False, max_tokens=40)
-    worker.run()
-    assert_hits_equal(worker, cold, together)
+    assert_equal_in_company(worker, cold)
 
 
 @pytest.mark.parametrize("tail", [1, 250])
