@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from gateway.call_layout import CALL_ID, COUNT
 
@@ -23,6 +23,7 @@ _MAX_REASON = 300  # characters
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 16
 _PATTERNS = {CALL_ID: "/[0-9A-Za-z_-]{1,40}/", COUNT: "/[0-9]{1,9}/"}
+_BYTES = LLTokenizer("byte")
 _META = r"\.+*?()|[]{}^$#&-~/"
 _PLACES = re.compile(f"([{CALL_ID}{COUNT}])")
 
@@ -37,12 +38,20 @@ def checked(schema: dict[str, Any], what: str, *, strict: bool) -> dict[str, Any
     """A schema with our options. Raises `NotFollowed`."""
     schema = {**schema, "x-guidance": _OPTIONS | ({} if strict else _LENIENT)}
     try:
-        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+        grammar = LLMatcher.grammar_from_json_schema(schema)
+        problem = LLMatcher.validate_grammar(grammar) or _begun(grammar)
     except ValueError as error:  # as for numbers of more than 64 bits
         problem = str(error)
     if problem:
         raise NotFollowed(f"{what} cannot be followed: {reason(problem)}")
     return schema
+
+
+def _begun(grammar: str) -> str:
+    """Why nothing can begin what is well-formed: a schema that only refers to itself has no value."""
+    matcher = LLMatcher(_BYTES, grammar, log_level=0)
+    matcher.compute_logit_bias()
+    return "it has no value" if matcher.is_error() else ""
 
 
 def reason(problem: str) -> str:

@@ -51,6 +51,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"type": "integer", "minimum": -(10**30)}, "cannot be followed"),
     ({"type": "integer", "multipleOf": 10**30 + 1}, "cannot be followed"),
+    ({"$ref": "#"}, "has no value|circular"),
+    (joint({"$ref": "#"}), "has no value|circular"),
 ]
 
 
