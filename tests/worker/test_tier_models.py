@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,22 @@ def begin(tmp_path: Path) -> Iterator[Any]:
 
 
 def ask(worker: Worker, verb: str, **args: Any) -> Any:
+    data = _tell(worker, verb, **args)
+    deadline = time.monotonic() + 60
+    while isinstance(data, dict) and data.get("pending"):  # files are copied beside the engine
+        assert time.monotonic() < deadline, f"{verb} does not end"
+        time.sleep(0.002)
+        data = _tell(worker, "transfer")
+    return data
+
+
+def _tell(worker: Worker, verb: str, **args: Any) -> Any:
     replies: list[Any] = []
     worker.sockets.answer = lambda _sender, reply: replies.append(reply)  # type: ignore[attr-defined]
     worker.sockets.inbox.put(FromOperator(b"operator", Command("c", verb, args)))
     worker.engine.turn(wait=False)
     assert replies[0].error is None
-    data = replies[0].data
-    return ask(worker, "transfer") if isinstance(data, dict) and data.get("pending") else data
+    return replies[0].data
 
 
 def settle(worker: Worker) -> None:
