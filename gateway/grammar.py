@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from gateway.call_layout import NAMED, AnswerLayout, Bare, CallLayout, Tags
 from gateway.grammar_bare import BareValues
 from gateway.grammar_beside import Callee, beside_text
-from gateway.grammar_lark import Lark, NotFollowed, Split, any_of, checked, reason
+from gateway.grammar_lark import Lark, NotFollowed, Split, any_of, checked, ended, reason
 from gateway.grammar_tags import tagged
 from gateway.reply_json import quoted
 from gateway.schema_cost import too_costly
@@ -76,7 +76,7 @@ def answer_grammar(
     answers: list[str] = []
     try:
         if demand.schema is not None:
-            schema = checked(dict(demand.schema), "the schema", strict=True)
+            schema = checked(ended(dict(demand.schema), "the schema"), "the schema", strict=True)
             answers.append(f"{lark.text(layout.said or '')} {lark.json(schema)}")
         if tools and layout.calls:
             functions = (tool["function"] for tool in tools)
@@ -121,7 +121,7 @@ def _arguments(lark: Lark, function: dict[str, Any], layout: CallLayout, demand:
 
 
 def _values(lark: Lark, function: dict[str, Any], layout: CallLayout, what: str, *, strict: bool) -> str:
-    schema = {**function["parameters"], "type": "object"}
+    schema = ended({**function["parameters"], "type": "object"}, what)
     match layout.values:
         case None:
             return lark.json(checked(schema, what, strict=strict))

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.call_layout import Bare
-from gateway.grammar_lark import Lark, NotFollowed, any_of, checked, pattern, resolved
+from gateway.grammar_lark import Lark, NotFollowed, any_of, checked, pattern
 from gateway.reply_call_gemma import bare_key, bare_text
+from gateway.schema_parts import target
 
 _KEY = r'[^\s,:{}\[\]"<]{1,64}'
 _MAX_LENGTH = 2000  # characters of a string that are counted
@@ -52,11 +53,11 @@ class BareValues:
         if not isinstance(reference, str):
             raise self._refused(path, "$ref is no text")
         if reference not in self._references:
-            target = resolved({**self._root, "$ref": reference})
-            if "$ref" in target:
+            meant = target(self._root, reference)
+            if meant is None:
                 raise self._refused(path, f"{reference} is not found")
             name = self._references[reference] = self._lark.reserved()
-            self._lark.define(name, any_of(self._alternatives(target, path)))
+            self._lark.define(name, self._value(meant, path))
         return self._references[reference]
 
     def _alternatives(self, schema: dict[str, Any], path: str) -> Iterator[str]:
@@ -68,7 +69,8 @@ class BareValues:
             branches = schema.get(name)
             if isinstance(branches, list) and branches and not (self._strict and name == "oneOf"):
                 self._check(schema, {name}, path)
-                yield from (self._value(branch, path) for branch in branches)
+                left = [branch for branch in branches if branch is not False] or branches
+                yield from (self._value(branch, path) for branch in left)
                 return
         kinds = schema.get("type") or self._implied(schema, path)
         listed = kinds if isinstance(kinds, list) else [kinds]
@@ -121,18 +123,19 @@ class BareValues:
         return f"{self._lark.text(quote)} {self._lark.until(quote)}"
 
     def _array(self, schema: dict[str, Any], path: str) -> str:
-        item = self._value(schema.get("items"), f"{path}[]")
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         for count in (least, most):
             if count is not None and not (isinstance(count, int) and 0 <= count <= _MAX_ITEMS):
                 if self._strict:
                     raise self._refused(path, f"items beyond {_MAX_ITEMS} are not counted")
                 least, most = 0, None
-        if most == 0:
+        items = schema.get("items")
+        if most == 0 or (items is False and not least):
             return '"[" "]"'
+        item = self._value(items, f"{path}[]")
         further = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
-        items = f"{item} {further}"
-        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
+        some = f"{item} {further}"
+        return f'"[" {some} "]"' if least else f'"[" ({some})? "]"'
 
     def _object(self, schema: dict[str, Any], path: str) -> str:
         """Properties in their order, with a comma before each but the first that is there."""

@@ -13,6 +13,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.call_layout import CALL_ID, COUNT
+from gateway.schema_parts import target
+from gateway.schema_values import Endless, ending
 
 # Blanks are free within bounds: a model that has nothing to say could go on with them for ever.
 _OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{1,40}"}
@@ -20,7 +22,7 @@ _LENIENT = {"lenient": True, "coerce_one_of": True}
 _ANY_TEXT = "/(.|\\n)*/"
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _MAX_REASON = 300  # characters
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 16
 _PATTERNS = {CALL_ID: "/[0-9A-Za-z_-]{1,40}/", COUNT: "/[0-9]{1,9}/"}
 _BYTES = LLTokenizer("byte")
@@ -32,6 +34,14 @@ Split = Callable[[str], Iterable[int | str]]
 
 class NotFollowed(Exception):
     """A schema that answers cannot be held to; the message says which, and why."""
+
+
+def ended(schema: dict[str, Any], what: str) -> dict[str, Any]:
+    """A whole schema without the parts of it that have no end. Raises `NotFollowed`."""
+    try:
+        return ending(schema)
+    except Endless as why:
+        raise NotFollowed(f"{what} cannot be followed: {why}") from why
 
 
 def checked(schema: dict[str, Any], what: str, *, strict: bool) -> dict[str, Any]:
@@ -61,21 +71,16 @@ def reason(problem: str) -> str:
 
 def definitions(schema: dict[str, Any]) -> dict[str, Any]:
     """The part of a schema that its parts may refer to."""
-    return {key: schema[key] for key in _DEFINITIONS if key in schema}
+    return {key: schema[key] for key in DEFINITIONS if key in schema}
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     """What a schema that only refers to a definition beside it stands for."""
     for _ in range(_MAX_REFERENCES):
-        target: Any = schema
-        path = schema.get("$ref")
-        if not isinstance(path, str) or not path.startswith("#/"):
+        meant = target(schema, schema.get("$ref"))
+        if not isinstance(meant, dict) or meant is schema:
             break
-        for step in path[2:].split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
-        if not isinstance(target, dict):
-            break
-        schema = {**definitions(schema), **target}
+        schema = {**definitions(schema), **meant}
     return schema
 
 

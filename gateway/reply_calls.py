@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from gateway.body import mended
 from gateway.reply import CallArguments, CallEnd, CallStart, Part
 from gateway.reply_json import JsonValue
 from gateway.reply_scanner import Scanner, Steps
+from gateway.schema_parts import target
 
 MAX_NAME = 256  # characters; longer ones are no names
 _MAX_PYTHON = 100_000  # characters
@@ -58,9 +60,10 @@ class Calls:
 
     def types(self, name: str, key: str) -> frozenset[str]:
         """The JSON types that a parameter may have, as far as its schema says; empty where it says nothing."""
-        properties = self._parameters.get(name, {}).get("properties")
+        parameters = self._parameters.get(name, {})
+        properties = parameters.get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
-        return types_of(schema)
+        return types_of(schema, parameters)
 
     def typed(self, name: str, key: str, text: str) -> Any:
         """The value that a notation without types writes as `text`."""
@@ -146,26 +149,53 @@ def _python(text: str) -> Any:
     return value
 
 
-def types_of(schema: Any) -> frozenset[str]:
-    """The JSON types that a schema allows, as far as it says; empty where it says nothing."""
-    return frozenset(_types(schema))
+def types_of(schema: Any, root: Any = None) -> frozenset[str]:
+    """The JSON types that a schema allows, as far as it says; empty where it says nothing.
+
+    What it refers to is in `root`, or in itself.
+    """
+    root = schema if root is None else root
+    found: set[str] = set()
+    left, seen = [schema], set[int]()
+    while left:
+        part = left.pop()
+        if part is False or id(part) in seen:
+            continue
+        seen.add(id(part))
+        own = _own_types(part)
+        below = () if own else _stands_for(part, root)
+        if not own and not below:
+            return frozenset()
+        found |= own
+        left += below
+    return frozenset(found)
 
 
-def _types(schema: Any) -> Iterable[str]:
+def _own_types(schema: Any) -> frozenset[str]:
+    """The types that a schema names itself."""
     if not isinstance(schema, dict):
-        return
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        yield kinds
-    elif isinstance(kinds, list):
-        yield from (kind for kind in kinds if isinstance(kind, str))
+        return frozenset()
+    kinds, choices = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if kinds is None and isinstance(choices, list):
+        return frozenset(map(_type_of, choices))
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    return frozenset(kind for kind in listed if isinstance(kind, str))
+
+
+def _stands_for(schema: Any, root: Any) -> Sequence[Any]:
+    """The schemas one of which a value must fit that fits a schema without types."""
+    if not isinstance(schema, dict):
+        return ()
+    if "$ref" in schema:
+        return (target(root, schema["$ref"]),)
     for name in ("anyOf", "oneOf"):
-        branches = schema.get(name)
-        for branch in branches if isinstance(branches, list) else ():
-            yield from _types(branch)
-    choices = schema.get("enum")
-    if kinds is None and isinstance(choices, list) and choices:
-        yield from (_type_of(choice) for choice in choices)
+        if isinstance(branches := schema.get(name), list):
+            return branches
+    every = schema.get("allOf")
+    telling = (
+        (part for part in every if _own_types(part) or _stands_for(part, root)) if isinstance(every, list) else ()
+    )
+    return list(islice(telling, 1))
 
 
 def _type_of(value: Any) -> str:

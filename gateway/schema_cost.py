@@ -7,9 +7,11 @@ with the number itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
+
+from gateway.schema_parts import inside, target
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_ALL_PROPERTIES = 10_000
@@ -23,7 +25,7 @@ def too_costly(schemas: Iterable[Any]) -> str | None:
     """Why schemas would take too long together, or None."""
     properties = patterns = multiples = 0
     for schema in schemas:
-        for part in _parts(schema):
+        for part in inside(schema):
             own = part.get("properties")
             count = len(own) if isinstance(own, dict) else 0
             properties += count
@@ -42,18 +44,6 @@ def too_costly(schemas: Iterable[Any]) -> str | None:
     return None
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a schema, itself included. What is no schema in it does no harm."""
-    left = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            yield part
-            left += part.values()
-        elif isinstance(part, list):
-            left += part
-
-
 def _joint(schema: dict[str, Any], root: Any) -> tuple[int, int]:
     """How many patterns one value should follow, and a number of which it should be a multiple."""
     left, seen = [schema], set[int]()
@@ -68,15 +58,9 @@ def _joint(schema: dict[str, Any], root: Any) -> tuple[int, int]:
         if len(seen) > _MOST_PARTS:
             return MAX_JOINT_PATTERNS + 1, multiple
         every = part.get("allOf")
-        target = _target(root, part.get("$ref"))
-        left += [each for each in (*(every if isinstance(every, list) else ()), target) if isinstance(each, dict)]
+        meant = target(root, part.get("$ref"))
+        left += [each for each in (*(every if isinstance(every, list) else ()), meant) if isinstance(each, dict)]
     return patterns, multiple
-
-
-def _target(root: Any, reference: Any) -> Any:
-    for step in reference[2:].split("/") if isinstance(reference, str) and reference.startswith("#/") else ():
-        root = root.get(step) if isinstance(root, dict) else None
-    return root if isinstance(reference, str) else None
 
 
 def _multiple(schema: dict[str, Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -178,6 +180,60 @@ def test_tagged_arguments_follow_the_schema():
         ({"q": "x", "kind": "one", "where": {"y": 1}}, False),
     ):
         assert accepts(grammar, TAGS.written(("lookup", arguments))) == fits, arguments
+
+
+COLOR = {"enum": ["red", "dark red"]}
+TAGGED: list[tuple[Any, dict[Any, bool]]] = [
+    (
+        {"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]},
+        {"red": True, None: True, '"red"': False, "blue": False},
+    ),
+    ({"enum": ["one", 2, None]}, {"one": True, 2: True, None: True, "two": False, 3: False}),
+    ({"allOf": [{"$ref": "#/$defs/color"}]}, {"red": True, "free": True}),
+    ({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "integer"}]}, {"red": True, 3: True, "3.5": False}),
+    ({"type": ["string", "null"]}, {"x": True, None: True}),
+    ({"$ref": "#/properties/n"}, {3: True, "x": False}),
+    (
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        {'{"n": 3, "value": null}': True, '{"n": 3}': False, None: True},
+    ),
+    ({"anyOf": []}, {"x": True}),
+    ({"anyOf": [False, True]}, {"x": True}),
+    (True, {"x": True, 3: True}),
+    ({"anyOf": [{"$ref": "#/properties/value"}, {"type": "null"}]}, {None: True, "x": False}),
+    ({"anyOf": [{"type": "null"}, *({"const": f"c{at}"} for at in range(99))]}, {"c98": True, "other": True}),
+]
+
+
+@pytest.mark.parametrize(("schema", "values"), TAGGED, ids=lambda value: "" if isinstance(value, dict) else None)
+def test_a_tagged_value_is_of_any_branch_of_its_schema_and_is_read_as_that(schema: Any, values: dict[Any, bool]):
+    named = tool(required=("value",), n={"type": "integer"}, value=schema)
+    named["function"]["parameters"]["$defs"] = {"color": COLOR}
+    grammar = forced(TAGS, named)
+    read = Calls((named,))
+    for value, fits in values.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        assert accepts(grammar, TAGS.written(("lookup", {"value": text}))) == fits, text
+        if fits and not text.startswith("{"):
+            assert read.typed("lookup", "value", text) == value
+
+
+@pytest.mark.parametrize(
+    ("schema", "followed"),
+    [
+        ({"type": "string"}, True),
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, True),
+        ({"anyOf": [COLOR, {"type": "null"}]}, True),
+        ({"type": ["string", "integer"]}, False),
+        ({"anyOf": [{"type": "string"}, COLOR]}, False),
+        ({"type": ["string", "null"], "maxLength": 3}, False),
+        ({}, False),
+    ],
+)
+def test_a_strict_tagged_value_is_held_to_its_schema_or_refused(schema: dict[str, Any], followed: bool):
+    with nullcontext() if followed else pytest.raises(RequestError, match="strings can only be free"):
+        forced(TAGS, tool(q=schema), strict=frozenset({"lookup"}))
 
 
 def test_reasoning_that_was_opened_must_end_first():

@@ -47,7 +47,7 @@ SCHEMA: dict[str, Any] = {
         }
     },
 }
-WORDS = st.text(alphabet="aZ é日😀\"'\\{}[]:,.\n\t<|>-1", max_size=12)
+WORDS = st.text(alphabet="aZ é日😀\"'\\{}[]:,.\n\t<|>-1", max_size=12).filter(lambda text: QUOTE not in text)
 
 
 def grammar(schema: dict[str, Any], layout: CallLayout = BARE, strict: frozenset[str] = STRICT) -> str:
