@@ -1,18 +1,18 @@
-"""The sockets of the worker, on a thread of their own: heartbeats go out while a model loads or a step runs.
+"""The sockets of the worker, and a thread that waits for them: heartbeats go out while a model loads or a step runs.
 
-Everything for the engine goes through one queue, everything from it through one inproc socket, so that neither
-thread ever touches what the other owns. High-water marks are off: a message is delivered or the process is gone.
-What bounds memory instead is the number of open requests, each with a bounded answer.
+Everything for the engine goes through one queue; what the engine sends goes out at once, on its own thread. High-water
+marks are off: a message is delivered or the process is gone. What bounds memory instead is the number of open requests,
+each with a bounded answer.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import select
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,13 +23,13 @@ from protocol.curve import ZAP_ADDRESS
 from protocol.endpoints import Endpoint, control_endpoint, work_endpoint
 from protocol.errors import ProtocolError, SettingsError, VersionMismatch
 from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Vocabulary
+from worker.shared_socket import SharedSocket, Wakener
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 GATEWAY_SILENCE_SECONDS = 10.0  # a gateway not heard of for so long is gone
-_OUTBOX = "inproc://outbox"
-_WORK, _CONTROL, _BEAT, _STOP = b"w", b"c", b"b", b"s"
+_TAKEN_AT_ONCE = 100  # messages of one socket; then the others have their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,10 @@ class _Gateway:
 
 
 class WorkerSockets(threading.Thread):
-    """Binds both sockets and moves messages until `stop`. `heartbeat` is called on this thread."""
+    """Binds both sockets and moves messages until `stop`. `heartbeat` is called on this thread.
+
+    The engine's thread sends on both sockets too, and may find that a gateway has gone.
+    """
 
     def __init__(
         self,
@@ -96,25 +99,22 @@ class WorkerSockets(threading.Thread):
         self._paths = [endpoint.file for endpoint in (work, control) if endpoint.file is not None]
         self._context = zmq.Context()
         self._keys = work.keys or control.keys
+        self._wakener = Wakener()
         self._zap = self._judge() if self._keys else None
         self._work = self._bind(work)
         self._control = self._bind(control)
-        self._outbox_in = self._context.socket(zmq.PULL)
-        self._outbox_in.set_hwm(0)
-        self._outbox_in.bind(_OUTBOX)
-        self._outbox_out = self._context.socket(zmq.PUSH)
-        self._outbox_out.set_hwm(0)
-        self._outbox_out.connect(_OUTBOX)
+        self._next_beat = 0.0
+        self._stopping = False
         self._gateways: dict[bytes, _Gateway] = {}  # by socket identity
         self._last_mismatch = ""
 
-    def _judge(self) -> zmq.Socket[bytes]:
+    def _judge(self) -> SharedSocket:
         """Where libzmq asks about peers; it must be there before they come."""
         socket = self._context.socket(zmq.REP)
         socket.bind(ZAP_ADDRESS)
-        return socket
+        return SharedSocket(socket, self._wakener)
 
-    def _bind(self, endpoint: Endpoint) -> zmq.Socket[bytes]:
+    def _bind(self, endpoint: Endpoint) -> SharedSocket:
         socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 500)
@@ -124,37 +124,34 @@ class WorkerSockets(threading.Thread):
             endpoint.bind(socket)
         except SettingsError:
             self._context.destroy(linger=0)
+            self._wakener.close()
             raise
-        return socket
+        return SharedSocket(socket, self._wakener)
 
     # Called by the engine thread
 
     def send(self, sender: bytes, message: Message) -> None:
         """Send to a gateway."""
-        self._hand_over(_WORK, sender, *encode(message))
+        self._deliver(self._work, sender, encode(message))
 
     def answer(self, sender: bytes, reply: Reply) -> None:
         """Answer a control command."""
-        self._hand_over(_CONTROL, sender, *encode(reply))
+        self._deliver(self._control, sender, encode(reply))
 
     def beat(self) -> None:
         """Tell the gateways at once how this process is, as when a model has been loaded."""
-        self._hand_over(_BEAT, b"")
+        self._next_beat = 0.0
+        self._wakener.wake()
 
     def stop(self) -> None:
         """Send what is queued, close everything and remove the socket files. Called once, by the engine thread."""
-        self._hand_over(_STOP, b"")
+        self._stopping = True
+        self._wakener.wake()
         self.join(timeout=5)
-        self._outbox_out.close(linger=0)
+        self._wakener.close()
         self._context.term()
         for path in self._paths:
             path.unlink(missing_ok=True)
-
-    def _hand_over(self, *frames: bytes) -> None:
-        # Without a high-water mark this is refused only when the thread has ended, which the engine hears of as an
-        # event: waiting for it would be for ever.
-        with suppress(zmq.Again):
-            self._outbox_out.send_multipart(frames, zmq.NOBLOCK)
 
     # The thread
 
@@ -165,63 +162,49 @@ class WorkerSockets(threading.Thread):
             log.exception("the socket thread failed")
             self.inbox.put(SocketsFailed(error))
         finally:
-            for socket in self._polled:
+            for socket in self._sockets:
                 socket.close()
 
     @property
-    def _polled(self) -> list[zmq.Socket[bytes]]:
-        sockets = [self._work, self._control, self._outbox_in]
-        return sockets if self._zap is None else [self._zap, *sockets]
+    def _sockets(self) -> list[SharedSocket]:
+        sockets = [self._work, self._control]
+        return sockets if self._zap is None else [*sockets, self._zap]
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        for socket in self._polled:
-            poller.register(socket, zmq.POLLIN)
-        next_beat = 0.0
-        while True:
+        poller = select.poll()
+        for number in (self._wakener.fileno(), *(socket.fileno() for socket in self._sockets)):
+            poller.register(number, select.POLLIN)
+        while not self._stopping:
             now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + HEARTBEAT_SECONDS
+            if now >= self._next_beat:
+                self._next_beat = now + HEARTBEAT_SECONDS
                 self._beat(now)
-            ready = dict(poller.poll(int(max(next_beat - now, 0) * 1000) + 1))
-            if self._outbox_in in ready and not self._drain_outbox():
-                return
-            if self._zap is not None and self._keys is not None and self._zap in ready:
-                self._zap.send_multipart(self._keys.judgement(self._zap.recv_multipart()))
-            if self._work in ready:
-                self._receive(self._work, self._take_work)
-            if self._control in ready:
-                self._receive(self._control, self._take_command)
+            more = self._receive(self._work, self._take_work)
+            more |= self._receive(self._control, self._take_command)
+            if self._zap is not None and self._keys is not None:
+                while (asked := self._zap.receive()) is not None:
+                    self._zap.send(self._keys.judgement(asked))
+            if not more:
+                poller.poll(max(self._next_beat - now, 0) * 1000 + 1)
+                self._wakener.clear()
 
-    def _drain_outbox(self) -> bool:
-        """Deliver what the engine has sent. False once that was its last word."""
-        while True:
-            try:
-                kind, sender, *frames = self._outbox_in.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
-            if kind == _STOP:
-                return False
-            if kind == _BEAT:
-                self._beat(time.monotonic())
-                continue
-            self._deliver(self._work if kind == _WORK else self._control, sender, frames)
-
-    def _deliver(self, socket: zmq.Socket[bytes], sender: bytes, frames: list[bytes]) -> None:
+    def _deliver(self, socket: SharedSocket, sender: bytes, frames: list[bytes]) -> None:
         try:
-            socket.send_multipart([sender, *frames])
+            socket.send([sender, *frames])
         except zmq.ZMQError as error:
-            # Only an identity that has disconnected: its requests are cancelled, nothing else is lost.
+            # Only an identity that has disconnected: its requests are cancelled, nothing else is lost. Or the thread
+            # has ended, which the engine hears of as an event.
             log.debug("peer %s is unreachable: %s", sender.hex(), error)
             if socket is self._work:
                 self._lose(sender)
 
-    def _receive(self, socket: zmq.Socket[bytes], take: Callable[[bytes, Message], None]) -> None:
-        for _ in range(100):  # then the other sockets have their turn
-            try:
-                sender, *frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+    def _receive(self, socket: SharedSocket, take: Callable[[bytes, Message], None]) -> bool:
+        """Take what has come. True if there may be more."""
+        for _ in range(_TAKEN_AT_ONCE):
+            message = socket.receive()
+            if message is None:
+                return False
+            sender, *frames = message
             try:
                 take(sender, decode(frames))
             except VersionMismatch as error:
@@ -230,8 +213,9 @@ class WorkerSockets(threading.Thread):
             except ProtocolError as error:
                 self.bad_frames += 1
                 log.warning("dropped a message: %s", error)
+        return True
 
-    def _refuse(self, socket: zmq.Socket[bytes], sender: bytes, cause: str) -> None:
+    def _refuse(self, socket: SharedSocket, sender: bytes, cause: str) -> None:
         """Answer a peer of another version in ours: all that it can read of it is the number."""
         if cause != self._last_mismatch:  # a gateway sends the same twice a second
             log.error("cannot talk to a %s: %s", "gateway" if socket is self._work else "client", cause)

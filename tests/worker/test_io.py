@@ -199,6 +199,22 @@ def test_a_reader_that_pauses_loses_nothing(sockets, connect):
     assert [peer.receive().token_ids[0] for _ in range(5000)] == list(range(5000))
 
 
+def test_what_comes_while_much_is_sent_is_taken_at_once(tmp_path, connect, monkeypatch):
+    """Sending may find what has come, and then the thread that waits for it is not told of it by its descriptor."""
+    monkeypatch.setattr(io, "HEARTBEAT_SECONDS", 3600.0)
+    sockets = started(tmp_path, lambda: BEAT)
+    peer = connect()
+    peer.send(generate("r"))
+    sender = taken(sockets).sender
+    for number in range(300):
+        peer.send(Cancel(f"{number}", "stop"))
+        for part in range(5):
+            sockets.send(sender, Tokens("e", "r", 0, array("i", [5 * number + part])))
+        assert taken(sockets).message.request_id == f"{number}"
+    assert [peer.receive().token_ids[0] for _ in range(1500)] == list(range(1500))
+    sockets.stop()
+
+
 def test_commands_are_answered_to_who_asked(sockets, connect):
     one, two = connect(CONTROL_SOCKET), connect(CONTROL_SOCKET)
     for peer, name in ((one, "1"), (two, "2")):
