@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.supervisor import WATCH_SECONDS, Health
-from gateway.worker_client import HUNG_SECONDS
 from protocol.control_client import CommandRefused, ControlClient
 from protocol.endpoints import Endpoint
 from protocol.errors import SettingsError, WorkerUnavailable
@@ -123,8 +122,6 @@ class WorkerHealth:
         match heartbeat:
             case {"phase": "failed", "detail": str(cause)}:
                 return Health("failed", cause)
-            case {"loop_age_seconds": float(age)} if age > HUNG_SECONDS:
-                return Health("hung", f"a step has been running for {age:.0f} s")
             case {"phase": "ready"}:
                 self._loaded = True
                 listening = [gateway for gateway in self._gateways if gateway.listens]

@@ -43,10 +43,7 @@ Cause = Literal["disconnect", "stop", "shutdown"]
 
 BEAT_SECONDS = 0.5
 SILENT_BEATS = 6  # beats without a word until a worker counts as gone
-LOADING_BEATS = (
-    60  # the same while it starts, and once it is told the vocabulary: what it makes keeps it from speaking
-)
-HUNG_SECONDS = 60.0  # an engine loop that has not turned for so long serves nobody
+LOADING_BEATS = 60  # the same while it starts, and once told the vocabulary: what it makes keeps it from speaking
 
 _log = logging.getLogger("prefixd.gateway")
 
@@ -109,8 +106,6 @@ class WorkerClient:
             return self._mismatch or "the worker cannot be reached"
         if beat.phase != "ready":
             return f"the worker is {beat.phase}" + (f": {beat.detail}" if beat.detail else "")
-        if beat.loop_age_seconds > HUNG_SECONDS:
-            return f"the worker's engine loop has not turned for {beat.loop_age_seconds:.0f} seconds"
         if beat.model is None:
             return "the worker has not said what it serves"
         return None
@@ -236,13 +231,16 @@ class WorkerClient:
         if before is None or before.epoch != beat.epoch:
             _log.info("worker epoch %s is %s", beat.epoch, beat.phase)
             self._fail_older(beat.epoch)
+        if beat.phase in ("hung", "failed") and self._open:
+            _log.error("the worker is %s: %s", beat.phase, beat.detail)
+            self._fail_older(None, f"the worker is {beat.phase}")  # should it come back, it finds them cancelled
 
-    def _fail_older(self, epoch: str | None) -> None:
+    def _fail_older(self, epoch: str | None, cause: str = "the worker was lost") -> None:
         """End the requests of every epoch but this one."""
         lost = [request_id for request_id, request in self._open.items() if request.epoch != epoch]
         for request_id in lost:
             self.cancel(request_id, "disconnect")  # a new worker may have been given it all the same
-            error = WorkerUnavailable("the worker was lost while it served this request")
+            error = WorkerUnavailable(f"{cause} while it served this request")
             self._open.pop(request_id).queue.put_nowait(error)
         if lost and self.on_lost is not None:
             self.on_lost(len(lost))

@@ -53,7 +53,7 @@ Reason = Literal[
 BoundaryKind = Literal["head", "message", "interior"]
 FinishReason = Literal["stop", "length", "cancelled"]
 FailureCode = Literal["invalid", "too_long", "queue_full", "out_of_memory", "internal", "stopping", "loading"]
-Phase = Literal["starting", "loading", "ready", "stopping", "failed"]
+Phase = Literal["starting", "loading", "ready", "hung", "stopping", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,13 @@ class ModelInfo:
 class Heartbeat:
     """worker -> gateway: every half second, and at once in answer to Hello.
 
-    `loop_age_seconds` is the time since the engine loop last turned: it grows when a step hangs.
+    `loop_age_seconds` is the time since the engine loop last turned: it grows while a step runs. A worker is hung
+    while a step takes far longer than such steps did, and failed once that does not end.
     """
 
     epoch: str
     phase: Phase
-    detail: str  # what is being loaded, or the cause of a failure
+    detail: str  # what is being loaded, what it hangs in, or the cause of a failure
     loop_age_seconds: float
     requests_running: int
     requests_waiting: int

@@ -58,6 +58,10 @@ class Notifier:
             self._next_beat = now + self.beat_seconds
             self._send("WATCHDOG=1")
 
+    def trigger_watchdog(self, status: str) -> None:
+        """The process will not make progress again: have it ended and started anew now, not when its time is up."""
+        self._send("WATCHDOG=trigger", *self._changed(status))
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()

@@ -30,6 +30,7 @@ from worker.scheduler import Scheduler
 from worker.sequences import Choice
 from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
+from worker.step_watch import StepWatch
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
 from worker.tiers.tiers import Tiers
 
@@ -87,7 +88,7 @@ class _Rows:
 
 
 class Engine:
-    """Drives one model until asked to stop. Everything but `stop` and `loop_age` belongs to one thread."""
+    """Drives one model until asked to stop. Everything but `stop` and `watch` belongs to one thread."""
 
     def __init__(
         self,
@@ -109,16 +110,12 @@ class Engine:
         self._control = control
         self._metrics = metrics
         self._clock = clock
-        self._turned = clock()
+        self.watch = StepWatch(clock)
         self._busy = clock()  # when a request was last open, or an answer to absorb came
         self._tiers = tiers
         self._copying = tiers is not None  # there may be something to copy between tiers now
         self._stopping = False
         self._checked = False  # the accounts, since anything last happened
-
-    def loop_age(self) -> float:
-        """Seconds since the loop last turned."""
-        return self._clock() - self._turned
 
     @property
     def running_count(self) -> int:
@@ -158,7 +155,7 @@ class Engine:
 
     def turn(self, wait: bool) -> None:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
-        self._turned = self._clock()
+        self.watch.turned()
         started = self._ahead.step
         self._take_events(wait and started is None and not self._copying)
         idle = self._scheduler.is_idle
@@ -225,7 +222,8 @@ class Engine:
     def _carry_out(self, step: Step) -> None:
         """Run a step and report it done. What fails in running it fails its requests alone."""
         try:
-            rows = self._run(step)
+            with self.watch.step(step):
+                rows = self._run(step)
         except torch.AcceleratorError:
             raise  # the device's context is lost: no later step could run either
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -54,11 +54,16 @@ class Worker:
     def heartbeat(self) -> Heartbeat:
         """Read on the socket thread; every field is one reference or number."""
         engine = self.engine
+        phase, detail = self.phase, self.detail
+        if engine is not None and phase == "ready" and (verdict := engine.watch.verdict()):
+            phase, detail = verdict
+            if phase == "failed":
+                self.notifier.trigger_watchdog(detail)
         return Heartbeat(
             epoch=self.epoch,
-            phase=self.phase,
-            detail=self.detail,
-            loop_age_seconds=engine.loop_age() if engine else 0.0,
+            phase=phase,
+            detail=detail,
+            loop_age_seconds=engine.watch.age() if engine else 0.0,
             requests_running=engine.running_count if engine else 0,
             requests_waiting=engine.waiting_count if engine else 0,
             model=self.model,

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # daemon.py, http_client.py, faulty_daemon.py
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # daemon.py, http_client.py
 
-from daemon import BIN, Daemon, metrics, until
+from daemon import BIN, FAULTY, Daemon, metrics, until
 from fault_clients import Seen
 from http_client import Client, user
 
-_FAULTY = Path(__file__).parents[1] / "e2e" / "faulty_daemon.py"
 _CGROUPS = Path("/sys/fs/cgroup")
 _ALLOWANCE_BYTES = 4 << 20
 _DISK_BYTES = 1 << 20
@@ -105,7 +104,7 @@ class Fault:
         """The command before its flags."""
         program: list[Path | str] = [BIN / "prefixd", "serve"]
         if self.is_faulty:
-            program = [sys.executable, _FAULTY, "serve"]
+            program = [*FAULTY]
         return [*_on_small_disk(folder / "disk"), *program] if self.small_disk else program
 
 

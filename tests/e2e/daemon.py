@@ -21,6 +21,7 @@ from protocol.control_client import ControlClient
 from protocol.errors import WorkerUnavailable
 
 BIN = Path(sys.executable).parent
+FAULTY = (sys.executable, Path(__file__).with_name("faulty_daemon.py"), "serve")  # does wrong on command
 DEADLINE_SECONDS = 120.0  # generous: machines are shared, and nothing here is a measurement
 _READY_SECONDS = 300.0  # the first daemon of a machine compiles its kernels
 _POLL_SECONDS = 0.02

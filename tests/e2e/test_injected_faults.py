@@ -6,7 +6,6 @@ all attend and on one whose layers recur.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 import pytest
 from chat_model import words
 from conftest import Served, emptied
-from daemon import Daemon
+from daemon import FAULTY, Daemon
 from http_client import Answer, assistant, user
 from reference import Messages
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
 HEAD_TOKENS = 21  # what the template says before a first message of a user, and all that any two have in common
-PROGRAM = (sys.executable, Path(__file__).with_name("faulty_daemon.py"), "serve")
 
 
 @pytest.fixture(scope="session", params=("llama", "qwen3_5"))
@@ -30,7 +28,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def faulty_daemon(family: str, folders: Callable[[str], Path]) -> Iterator[Served]:
-    daemon = Daemon(folders(family), "--slots", "8", "--kv-memory", "64MiB", program=PROGRAM)
+    daemon = Daemon(folders(family), "--slots", "8", "--kv-memory", "64MiB", program=FAULTY)
     try:
         yield Served(daemon, daemon.wait_ready())
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from chat_model import words
-from daemon import Daemon, metrics, until
+from daemon import FAULTY, Daemon, metrics, until
 from http_client import user
 
 ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
@@ -21,7 +21,7 @@ SECONDS = 15.0  # "within seconds", on a machine that may be busy
 @pytest.fixture(scope="module")
 def daemon(chat_model: Path) -> Iterator[Daemon]:
     """Up to two requests run. It comes through all that is done to its worker here."""
-    daemon = Daemon(chat_model, "--max-running", "2", "--hung-seconds", "6")
+    daemon = Daemon(chat_model, "--max-running", "2", "--hung-seconds", "6", program=FAULTY)
     yield daemon
     daemon.close()
 
@@ -101,6 +101,33 @@ def test_a_worker_that_hangs_is_started_again(daemon: Daemon):
     daemon.wait_ready()
     assert daemon.processes("worker") != [worker]
     assert client.chat([user("Hello")]).status == 200
+
+
+def test_a_step_that_never_ends(daemon: Daemon):
+    """What is open ends, readiness is red with the cause, and service comes back by itself."""
+    client = daemon.wait_ready()
+    known, [worker] = client.chat([user("Hello")]), daemon.processes("worker")
+    until(
+        lambda: daemon.log().count("worker is ready again") == daemon.log().count("worker died"), "it is watched"
+    )
+    daemon.ask("fault", what="hang")
+    stream, whole = client.stream([user("hangs")]), client.send([user("waits for it")])
+    try:
+        last = list(stream)[-1]
+        assert last["error"]["type"] == "server_error"
+        assert "the worker is hung" in last["error"]["message"]
+        assert not stream.is_done
+        red = client.get("/ready")
+        assert (red.status, red.body["phase"]) == (503, "hung")
+        assert "a prefill step of " in red.body["detail"]
+        assert whole.getresponse().status == 503
+    finally:
+        stream.close()
+        whole.close()
+    until(lambda: "worker died (a prefill step of " in daemon.log(), "the supervisor says why")
+    daemon.wait_ready()
+    assert daemon.processes("worker") != [worker]
+    assert client.chat([user("Hello")]).text == known.text
 
 
 def test_a_worker_that_cannot_load_its_model(start, chat_model: Path, tmp_path: Path):

@@ -14,7 +14,7 @@ from served import Served
 from gateway.config import GatewaySettings
 from gateway.openai_answers import ChatAnswer
 from gateway.worker_client import SILENT_BEATS
-from protocol.messages import PROTOCOL_VERSION, Cancel
+from protocol.messages import PROTOCOL_VERSION, Cancel, Phase
 
 
 async def never_ending(call: Call) -> None:
@@ -221,7 +221,29 @@ async def test_a_completion_without_its_finish_is_no_success(served: Served, wor
     assert (await served.chat()).status == 500
 
 
-@pytest.mark.parametrize("phase", ["starting", "loading", "stopping", "failed"])
+@pytest.mark.parametrize("phase", ["hung", "failed"])
+async def test_what_is_open_ends_when_the_worker_says_that_it_hangs(
+    served: Served, worker: FakeWorker, phase: Phase
+):
+    """It may come back: then it finds them cancelled, and is asked again."""
+    lost: list[int] = []
+    served.gateway.client.on_lost = lost.append
+    worker.script = never_ending
+    response = await served.chat(stream=True)
+    worker.script = silent
+    whole = asyncio.create_task(served.chat())
+    await served.until(lambda: len(worker.requests) == 2)
+    worker.phase = phase
+    assert f"the worker is {phase} while it served this request" in await response.text()
+    assert (await whole).status == 503
+    await served.until(lambda: len(worker.cancels) == 2)
+    assert lost == [2]
+    worker.phase, worker.script = "ready", say("Hello there!")
+    await served.ready()
+    assert (await served.chat()).status == 200
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "hung", "stopping", "failed"])
 async def test_ready_says_the_phase(served: Served, worker: FakeWorker, phase: str):
     worker.phase = phase
     await served.until(lambda: served.gateway.client.why_not_ready() is not None)

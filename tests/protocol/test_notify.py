@@ -54,6 +54,12 @@ def test_a_status_cannot_say_anything_else(notifier, manager):
     assert heard(manager) == [["STATUS=failed READY=1"]]
 
 
+def test_a_process_that_cannot_go_on_asks_to_be_ended(notifier, manager):
+    for _ in range(2):
+        notifier.trigger_watchdog("a step hangs")
+    assert heard(manager) == [["WATCHDOG=trigger", "STATUS=a step hangs"], ["WATCHDOG=trigger"]]
+
+
 @pytest.mark.parametrize(
     "notifier",
     [{"WATCHDOG_USEC": "8000000"}, {"WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid())}],

@@ -186,7 +186,7 @@ def test_the_loop_waits_for_work_and_stops_from_another_thread():
     thread.join(10)
     assert not thread.is_alive()
     rig.assert_answered(request)
-    assert rig.engine.loop_age() < 60
+    assert rig.engine.watch.verdict() is None
     assert (rig.engine.running_count, rig.engine.waiting_count) == (0, 0)
 
 
