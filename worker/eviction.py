@@ -9,6 +9,7 @@ and what nobody has asked for in a thousand pauses goes at last, however long it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from worker.returns import PAUSE_SECONDS
@@ -60,7 +61,7 @@ def choose_for_slot(
     going = [candidate for candidate in candidates if not candidate.fixed]
 
     def value(candidate: Candidate) -> tuple[float, int]:
-        return _value(candidate, pause), candidate.last_used
+        return value_of(candidate, pause), candidate.last_used
 
     others = [c for c in going if not _goes_first(c)]
     victim = min(others, key=value, default=None)
@@ -71,7 +72,7 @@ def choose_for_slot(
         return min(first, key=lambda c: (_cost(c) * _late(c, pause), c.last_used)).slot
     if unproven or victim is None:
         return None
-    if newcomer is not None and extends and newcomer * share < _value(victim, pause):
+    if newcomer is not None and extends and newcomer * share < value_of(victim, pause):
         return None
     # However fast others go on: a session that rests for minutes is not pushed out by what is small.
     if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _late(victim, max(pause, PAUSE_SECONDS)):
@@ -92,42 +93,68 @@ def choose_for_blocks(
     comes free, where more than is needed does not count: a small need is met by small snapshots. Only blocks that
     nobody else holds come free.
     """
-    here = {candidate.slot for candidate in candidates}
-    extended = dict.fromkeys(here, 0)
+    left: dict[int | None, Candidate] = {candidate.slot: candidate for candidate in candidates}
+    extended = dict.fromkeys(left, 0)
     for candidate in candidates:
-        if candidate.parent in here:
+        if candidate.parent in extended:
             extended[candidate.parent] += 1
-    left = {c.slot: c for c in candidates if not c.fixed}
-    tail = {slot: _tail_blocks(c.blocks, refcounts) for slot, c in left.items()}
+
+    # What extends others stands behind all leaves, and once more when nothing extends it any more. A loss is no more
+    # than a bound until its blocks are counted, as those of few have to be: the need never grows.
+    def bound(candidate: Candidate) -> float:
+        above = left.get(candidate.parent)
+        own = len(candidate.blocks) - (max(len(above.blocks) - 1, 0) if above else 0)
+        return value_of(candidate, pause) / min(max(own, 1), blocks_needed)
+
+    order = [_place(c, extended[c.slot], bound(c)) for c in candidates if not c.fixed]
+    heapify(order)
     released: dict[int, int] = {}
     chosen: list[Candidate] = []
-    while blocks_needed > 0 and left:
-        # With only extended ones left, those go too: what extends them stays, but some blocks may be their own.
-        leaves = [c for c in left.values() if not extended[c.slot]] or list(left.values())
-        leaves = [c for c in leaves if c.unproven] or leaves
-        victim = min(leaves, key=lambda c: (_loss(c, tail[c.slot], blocks_needed, pause), c.last_used))
+    while blocks_needed > 0 and order:
+        place = heappop(order)
+        victim = left.get(place.slot)
+        if victim is None:
+            continue
+        loss = _loss(victim, _tail_blocks(victim.blocks, refcounts, released, blocks_needed), blocks_needed, pause)
+        if loss > place.loss:
+            heappush(order, place._replace(loss=loss))
+            continue
         del left[victim.slot]
         chosen.append(victim)
         for block in victim.blocks:
             released[block] = released.get(block, 0) + 1
             if released[block] == refcounts[block]:
                 blocks_needed -= 1
-        parent = victim.parent
-        if parent in here:
-            extended[parent] -= 1
-            if parent in left:
-                tail[parent] = _tail_blocks(left[parent].blocks, refcounts, released)
+        parent = left.get(victim.parent)
+        if parent is not None:
+            extended[parent.slot] -= 1
+            if not extended[parent.slot] and not parent.fixed and blocks_needed > 0:
+                heappush(order, _place(parent, 0, bound(parent)))
     if blocks_needed > 0:
         return None
     freed = {block for block, count in released.items() if count == refcounts[block]}
     return [victim.slot for victim in chosen if not freed.isdisjoint(victim.blocks)]
 
 
+class _Place(NamedTuple):
+    """Where a candidate stands in the order of going."""
+
+    extended: bool
+    proven: bool
+    loss: float
+    last_used: int
+    slot: int
+
+
+def _place(candidate: Candidate, extended: int, loss: float) -> _Place:
+    return _Place(extended > 0, not candidate.unproven, loss, candidate.last_used, candidate.slot)
+
+
 def _goes_first(candidate: Candidate) -> bool:
     return candidate.unproven or (candidate.interior and candidate.passed)
 
 
-def _value(candidate: Candidate, pause: float) -> float:
+def value_of(candidate: Candidate, pause: float) -> float:
     """Its cost to compute again, times how many times in a pause it is to be asked for from now on.
 
     Of what is asked for at all, a part is late and still to come; all the rest of what has been idle for as long is
@@ -149,21 +176,22 @@ def _late(candidate: Candidate, pause: float) -> float:
 
 def _loss(candidate: Candidate, own: int, needed: int, pause: float) -> float:
     """What is lost for each block that helps; without bound where none does."""
-    return _value(candidate, pause) / min(own, needed) if own else float("inf")
+    return value_of(candidate, pause) / min(own, needed) if own else float("inf")
 
 
-def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int] | None = None) -> int:
+def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int], most: int) -> int:
     """How many blocks at the end only this snapshot holds: what it shares, it shares from the start on.
 
-    The last one may be shared with a sequence that has not written on yet; it is skipped then. An estimate for the
-    order only, but one that costs no more than the blocks that are really its own.
+    Counted up to `most`. The last one may be shared with a sequence that has not written on yet; it is skipped then.
+    An estimate for the order only, but one that costs no more than the blocks that are really its own.
     """
-    gone = released or {}
     own = 0
     for place in range(len(blocks) - 1, -1, -1):
         block = blocks[place]
-        if refcounts[block] - gone.get(block, 0) == 1:
+        if refcounts[block] - released.get(block, 0) == 1:
             own += 1
+            if own == most:
+                break
         elif place < len(blocks) - 1:
             break
     return own
