@@ -54,6 +54,7 @@ _AUTO_IS_NONE = BeforeValidator(_none_if_auto)
 Size = Annotated[int, _SIZE, Field(ge=0)]
 SizeOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(gt=0)], BeforeValidator(_auto_or_size)]
 CountOrAuto = Annotated[Annotated[int, Field(gt=0)] | None, _AUTO_IS_NONE]  # None, written `auto`: our choice
+CountZeroOrAuto = Annotated[Annotated[int, Field(ge=0)] | None, _AUTO_IS_NONE]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 TcpEndpoint = Annotated[str, AfterValidator(check_tcp)]

@@ -27,7 +27,7 @@ from worker.fingerprint import fingerprint
 from worker.io import WorkerSockets
 from worker.journal import Journal
 from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
-from worker.memory import split_memory
+from worker.memory import slot_count, split_memory
 from worker.metrics import StateCollector, WorkerMetrics
 from worker.model_config import ModelConfig, load_config
 from worker.model_runner import ModelRunner
@@ -85,7 +85,8 @@ def build(
     size = block_bytes(config, kv_dtype)
     recurs = any(isinstance(layer, DeltaLayer) for layer in config.layers)
     state_bytes = StateLayout(config).entry_bytes if recurs else 0
-    most_states = settings.slots + settings.max_running + 1  # one more for a job in idle time
+    slots = slot_count(settings.slots, recurs=recurs)
+    most_states = slots + settings.max_running + 1  # one more for a job in idle time
     blocks, entries = split_memory(
         settings.kv_memory, size, state_bytes, most_states, device, max_model_len, needed_bytes=needed
     )
@@ -93,7 +94,7 @@ def build(
     pool = BlockPool(blocks, BLOCK_TOKENS)
     states = StatePool(config, entries, device) if recurs else None
     store = SnapshotStore(
-        settings.slots,
+        slots,
         pool,
         size,
         divisible=not recurs,  # a sliding window too keeps all blocks
@@ -126,7 +127,7 @@ def build(
         max_running=min(settings.max_running, runner.max_decode_rows),
         max_waiting=settings.max_waiting,
         max_queue_seconds=settings.queue_seconds,
-        caching=settings.slots > 0,
+        caching=slots > 0,
         verify_hits=settings.verify_hits,
         differ=lambda kept, computed: not torch.equal(kept.view(torch.int32), computed.view(torch.int32)),
         tiers=tiers,
@@ -142,7 +143,7 @@ def build(
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=size // BLOCK_TOKENS,
         kv_memory_bytes=blocks * size + entries * state_bytes,
-        slots=settings.slots,
+        slots=slots,
         deterministic=runner.row_counts.batch_invariant,
     )
     _register(metrics, store, pool, scheduler, sockets, size, tiers)

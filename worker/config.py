@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from protocol.settings import CountOrAuto, ProcessSettings, Size, SizeOrAuto, UserPath
+from protocol.settings import CountOrAuto, CountZeroOrAuto, ProcessSettings, Size, SizeOrAuto, UserPath
 
 
 class WorkerSettings(ProcessSettings):
@@ -34,7 +34,11 @@ class WorkerSettings(ProcessSettings):
         description="use files that were computed in another way (library versions, processor, threads): such hits are "
         "reported as not exact",
     )
-    slots: int = Field(512, ge=0, description="snapshots kept at most; 0 turns the cache off")
+    slots: CountZeroOrAuto = Field(
+        None,
+        description="snapshots kept at most; 0 turns the cache off; auto: 512 where a snapshot has a recurrent state, "
+        "else 2048, for it takes next to nothing beside its KV",
+    )
     max_running: int = Field(32, gt=0, description="requests computed at the same time")
     max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
     queue_seconds: float = Field(

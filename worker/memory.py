@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_MOST = 0.25, 4 << 30  # a CPU's memory is everybody's
 _CUDA_SHARE = 0.85  # of what is free on a card beside weights and passes, where it is not known what passes need
+_SLOTS_WITH_STATES = 512
+_SLOTS = 2048  # KV then goes before slots do; choosing what goes takes some 5 us of each snapshot
 STATE_SHARE = 0.5  # of the budget, at most: a state costs as much as the KV of some thousand tokens
 _FEWEST_STATES = 4  # the empty one, a sequence's, and two snapshots'
 
@@ -25,6 +27,13 @@ class Shares(NamedTuple):
 
     blocks: int
     states: int
+
+
+def slot_count(asked: int | None, *, recurs: bool) -> int:
+    """How many snapshots are kept at most. `recurs`: each of them has a recurrent state of its own."""
+    if asked is not None:
+        return asked
+    return _SLOTS_WITH_STATES if recurs else _SLOTS
 
 
 def split_memory(

@@ -37,8 +37,8 @@ from protocol.sizes import format_size, parse_size
 from worker.admission import Admission
 from worker.block_pool import BlockPool
 from worker.commits import Commits
-from worker.config import WorkerSettings
 from worker.kv_cache import BLOCK_TOKENS
+from worker.memory import slot_count
 from worker.metrics import WorkerMetrics
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
@@ -123,7 +123,8 @@ def simulate(name: str, turns: Sequence[Turn], slots: int | None, memory_bytes: 
         blocks = -(-min(once, (slots + 1) * longest) // BLOCK_TOKENS) + 2 * len(turns)
         player = Player(slots, blocks)
     else:
-        player = Player(_default_slots(), memory_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN), divisible=True)
+        blocks = memory_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN)
+        player = Player(slot_count(None, recurs=False), blocks, divisible=True)
     ours = sum(player.play(turn) for turn in turns)
     peak = player.peak_blocks * BLOCK_TOKENS
     if memory_bytes is None:
@@ -147,11 +148,6 @@ def simulate(name: str, turns: Sequence[Turn], slots: int | None, memory_bytes: 
         commits=player.store.commits,
         evictions=sum(player.store.evictions.values()),
     )
-
-
-def _default_slots() -> int:
-    slots: int = WorkerSettings.model_fields["slots"].default
-    return slots
 
 
 def at_share(turns: Sequence[Turn], share: float, *, in_bytes: bool) -> int | None:

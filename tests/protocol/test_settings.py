@@ -68,7 +68,7 @@ def test_the_environment_of_the_other_process_is_accepted(monkeypatch):
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch):
     monkeypatch.setenv("PREFIXD_SLOTS", "")
-    assert load(WorkerSettings).slots == 512
+    assert load(WorkerSettings).slots is None
 
 
 def test_list_flags_repeat_and_variables_split_at_commas(monkeypatch):
@@ -173,7 +173,7 @@ text = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1)
         dtype=st.sampled_from(["auto", "float32", "int4"]),
         max_model_len=st.none() | st.integers(2, 10**6),
         kv_memory=st.just("auto") | st.integers(1, 1 << 40),
-        slots=st.integers(0, 10**6),
+        slots=st.none() | st.integers(0, 10**6),
         deterministic=st.booleans(),
         threads=st.none() | st.integers(1, 64),
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protocol.errors import SettingsError
-from worker.memory import split_memory
+from worker.memory import slot_count, split_memory
 
 CARD = torch.device("cuda")
 
@@ -31,3 +31,8 @@ def test_more_than_the_card_has_is_refused_with_the_numbers(free):
         split_memory(701, 10, 0, 8, CARD, 10, needed_bytes=300)
     with pytest.raises(SettingsError, match="less than 3 blocks"):
         split_memory("auto", 10, 0, 8, CARD, 10, needed_bytes=2000)
+
+
+def test_slots_are_few_where_each_takes_a_state():
+    assert slot_count(None, recurs=True) < slot_count(None, recurs=False)
+    assert [slot_count(asked, recurs=recurs) for asked in (0, 7) for recurs in (False, True)] == [0, 0, 7, 7]

@@ -43,9 +43,9 @@ def open_tiers(
     tiers: list[Tier] = []
     context_bytes = context_tokens * _bytes(device, "kv") + (_bytes(device, "state") if store.states else 0)
     recurs = store.states is not None
-    if settings.slots and settings.host_memory:
+    if len(store.slots) and settings.host_memory:
         tiers.append(HostTier(settings.host_memory, store.index, store.events, store.clock, recurs=recurs))
-    if settings.slots and settings.disk_cache is not None:
+    if len(store.slots) and settings.disk_cache is not None:
         names = identity()
         log.info("numerics %s, files of %s", names.numerics, names.fingerprint)
         tiers.append(
