@@ -26,8 +26,8 @@ from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
 from worker.sampling import Sampler
-from worker.scheduler import Scheduler
-from worker.sequences import Choice
+from worker.scheduler import Scheduler, is_said
+from worker.sequences import Choice, Request
 from worker.snapshot_clearing import Clearing
 from worker.snapshots import SnapshotStore
 from worker.step_watch import StepWatch
@@ -301,36 +301,55 @@ class Engine:
             case Prefill(request):
                 if self._scheduler.prefill_done(step):
                     assert rows is not None
-                    self._scheduler.background.hit(request, rows.logits[0])
-                    for choice in list(request.choices):
-                        self._sample(choice, rows, 0)
+                    self._begin_answers(request, rows)
             case Decode(choices):
                 assert rows is not None
                 self._scheduler.decode_done(step)
                 for row, choice in enumerate(choices):
                     self._sample(choice, rows, row)
 
+    def _begin_answers(self, request: Request, rows: _Rows) -> None:
+        """Whoever waits for the first tokens has them before what is kept of the prompt is put in order."""
+        chosen: list[tuple[Choice, int | Exception]] = []
+        for choice in request.choices:
+            chosen.append((choice, self._choose(choice, rows, 0)))
+            if isinstance(chosen[-1][1], Exception):
+                break  # the request fails with it
+        self._scheduler.prompt_done(request)
+        self._scheduler.background.hit(request, rows.logits[0])
+        for choice, token in chosen:
+            self._take_in(choice, token)
+
     def _sample(self, choice: Choice, rows: _Rows, row: int) -> None:
-        """Choose and send the next token of one choice; a fault in choosing is that request's alone."""
-        request = choice.request
-        if choice.finished is not None or not request.is_open:
-            return
+        """Choose and send the next token of one choice."""
+        if choice.finished is None and choice.request.is_open:
+            self._take_in(choice, self._choose(choice, rows, row))
+
+    def _choose(self, choice: Choice, rows: _Rows, row: int) -> int | Exception:
+        """The next token, sent if it is part of the answer; or the fault in choosing it."""
         try:
             token, logprob = rows.choose(row, choice.sampler)
-        except GrammarError as error:
-            self._scheduler.fail(request, "invalid", f"grammar: {error}")
-            return
         except Exception as error:
-            log.exception("sampling failed")
-            text = f"{type(error).__name__} while sampling: {error}"
-            if isinstance(error, NotFinite):
-                with self._wiping():
-                    self._scheduler.fail_for_values(request, text)
-            else:
-                self._scheduler.fail(request, "internal", text)
-            return
-        if self._scheduler.token_chosen(choice, token):
-            logprobs = () if logprob is None else (logprob,)
+            return error
+        if is_said(choice, token):
+            request, logprobs = choice.request, () if logprob is None else (logprob,)
             tokens = Tokens(self._scheduler.epoch, request.request_id, choice.index, array("i", [token]), logprobs)
             self._sockets.send(request.sender, tokens)
-            self._scheduler.check_end(choice)
+        return token
+
+    def _take_in(self, choice: Choice, chosen: int | Exception) -> None:
+        """A fault in choosing is the request's alone."""
+        request = choice.request
+        if isinstance(chosen, int):
+            self._scheduler.token_chosen(choice, chosen)
+            return
+        if isinstance(chosen, GrammarError):
+            self._scheduler.fail(request, "invalid", f"grammar: {chosen}")
+            return
+        log.error("sampling failed", exc_info=chosen)
+        text = f"{type(chosen).__name__} while sampling: {chosen}"
+        if isinstance(chosen, NotFinite):
+            with self._wiping():
+                self._scheduler.fail_for_values(request, text)
+        else:
+            self._scheduler.fail(request, "internal", text)

@@ -318,38 +318,47 @@ class Scheduler:
     # Steps done
 
     def prefill_done(self, step: Prefill) -> bool:
-        """The pass has run: commit what materialised. True if the prompt is complete and wants first tokens."""
+        """The pass has run. True if the prompt is complete: its choices want first tokens, and then `prompt_done`."""
         request = step.request
         assert request.state == "prefill"
         assert request.computed == step.start
         request.computed = step.end
         self._metrics.cache_tokens.labels(source="computed").inc(step.end - step.start)
-        self._commits.materialised(request)
         if request.computed < request.total:
+            self._commits.materialised(request)
             self._emit(request.sender, Progress(self.epoch, request.request_id, request.computed))
             return False
+        request.prefilled_at = self._clock()
+        request.choices = [self._choice(request, index) for index in range(request.message.n)]
+        return True
+
+    def prompt_done(self, request: Request) -> None:
+        """Commit what materialised, and let the choices decode.
+
+        It may take as long as a small pass, so first tokens are sent before it. Nobody else is served in between.
+        """
+        self._commits.materialised(request)
         self._commits.prompt_complete(request)
         self.running.prefilling.remove(request)
         request.state = "decode"
-        request.prefilled_at = self._clock()
         self._metrics.count_prefill(request)
         self._fork(request)
-        return True
+
+    def _choice(self, request: Request, index: int) -> Choice:
+        message = request.message
+        constraint = None if request.constraint is None else request.constraint.result().copy()
+        return Choice(request, index, Sampler(message.sampling, index, message.token_ids, constraint))
 
     def _fork(self, request: Request) -> None:
         """Give every choice the prompt's blocks: the first takes them over, the others share them."""
-        message = request.message
         used = request.blocks[: self._pool.blocks_for(request.total)]
-        for index in range(message.n):
-            constraint = None if request.constraint is None else request.constraint.result().copy()
-            choice = Choice(request, index, Sampler(message.sampling, index, message.token_ids, constraint))
-            if index:
+        for choice in request.choices:
+            if choice.index:
                 self._pool.share(used)
                 choice.blocks = list(used)
             else:
                 choice.blocks = request.blocks
             choice.length = request.total
-            request.choices.append(choice)
             self.running.decoding.append(choice)
         request.blocks = []
         self._states.fork(request)
@@ -359,19 +368,12 @@ class Scheduler:
         for choice in step.choices:
             choice.length += 1
 
-    def token_chosen(self, choice: Choice, token: int) -> bool:
-        """Take a sampled token in. True if it is part of the answer, false if it ended the choice unseen."""
+    def token_chosen(self, choice: Choice, token: int) -> None:
+        """Take a sampled token in, which has been sent if it `is_said`, and end the choice if it was the last."""
         choice.generated += 1
         choice.next_token = token
         choice.sampler.accept(token)
-        if token in choice.request.message.sampling.stop_token_ids:
-            self._finish_choice(choice, "stop")
-            return False
-        return True
-
-    def check_end(self, choice: Choice) -> None:
-        """End a choice whose grammar is complete or that has all the tokens it may have, its last one being sent."""
-        if choice.sampler.ended:
+        if choice.sampler.ended or not is_said(choice, token):
             self._finish_choice(choice, "stop")
         elif choice.generated >= self._most_tokens(choice):
             self._finish_choice(choice, "length")
@@ -442,6 +444,11 @@ class Scheduler:
             f"kv_memory is full: {pool.total_count} blocks of {pool.block_tokens} tokens, {pool.free_count} free"
             f"{states}, and this request at {request.computed} of {request.total} tokens needs more",
         )
+
+
+def is_said(choice: Choice, token: int) -> bool:
+    """Whether a token is part of the answer, and does not end it unseen."""
+    return token not in choice.request.message.sampling.stop_token_ids
 
 
 def _not_compiled(request: Request) -> tuple[FailureCode, str] | None:

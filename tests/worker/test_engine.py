@@ -10,7 +10,7 @@ import torch
 from scheduler_rig import VOCAB, Rig, one, text
 from snapshot_rig import prompt
 
-from protocol.messages import Cancel, Completed, Failed
+from protocol.messages import Accepted, Cancel, Completed, Failed, Finished, Message, Progress, Tokens
 from worker import engine as engine_module
 from worker.engine import EngineFault
 from worker.io import FromGateway, SocketsFailed
@@ -113,6 +113,22 @@ def test_a_fault_in_choosing_costs_one_request(monkeypatch):
     assert rig.end(drawn).code == "internal"
     assert "ZeroDivisionError while sampling" in rig.end(drawn).message
     rig.assert_answered(good)
+
+
+def test_first_tokens_go_before_the_prompt_is_kept_and_last_words_after():
+    rig = Rig()
+    kept: list[tuple[type[Message], list[int]]] = []
+    rig.sockets.on_send = lambda message: kept.append((type(message), rig.kept()))
+    rig.serve(one(1, 12), max_tokens=1, n=2)
+    assert kept == [
+        (Accepted, []),
+        (Progress, []),
+        (Tokens, []),
+        (Tokens, []),
+        (Finished, [12]),
+        (Finished, [12]),
+        (Completed, [12]),
+    ]
 
 
 def test_a_request_that_fails_with_its_first_choice_is_not_sampled_further():
