@@ -62,6 +62,7 @@ class Conversation:
     """What a chat template renders. `variables` go to the template as they are.
 
     `loaded` are further tools that may be called: some message describes them, so the template is not given them.
+    `allowed` are the names of the only ones that may be called this time, None if all may; the prompt has all of them.
     `session` is the client's name for it, `head_seconds` a mark on its tools: hints, as `Message.mark_seconds` is.
     """
 
@@ -69,6 +70,7 @@ class Conversation:
     tools: tuple[dict[str, Any], ...] = ()
     variables: dict[str, Any] = field(default_factory=dict)
     loaded: tuple[dict[str, Any], ...] = ()
+    allowed: frozenset[str] | None = field(default=None, compare=False)
     session: str = field(default="", compare=False)
     head_seconds: int = field(default=0, compare=False)
 
@@ -76,7 +78,8 @@ class Conversation:
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
         """Every tool that the answer may call; of two of one name the one that came later is meant."""
         known = {tool["function"]["name"]: tool for tool in (*self.tools, *self.loaded)}
-        return tuple(known.values())
+        allowed = self.allowed
+        return tuple(tool for name, tool in known.items() if allowed is None or name in allowed)
 
     @property
     def continues(self) -> bool:

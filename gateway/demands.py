@@ -40,20 +40,6 @@ def json_demand(kind: str, schema: dict[str, Any] | None, field: str) -> Demand 
     return Demand(field, {"type": "object"} if kind == "json_object" or schema is None else schema)
 
 
-def call_demand(choice: str | dict[str, Any] | None, tools: object) -> Demand | None:
-    """What a `tool_choice` of either OpenAI API asks for. Raises `RequestError` for what is not known."""
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        return Demand("tool_choice", strict=strict_tools(tools))
-    inner = choice.get("function", choice) if isinstance(choice, dict) else None
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom") and isinstance(inner, dict):
-        name = inner.get("name")
-        if isinstance(name, str):
-            return Demand("tool_choice", tool=name, strict=strict_tools(tools))
-    raise RequestError("tool_choice can only be auto, none, required or a function here", param="tool_choice")
-
-
 def free_demand(tools: object) -> Demand | None:
     """What strict tools ask for where nothing need be called."""
     strict = strict_tools(tools)

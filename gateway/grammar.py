@@ -28,7 +28,7 @@ class Demand:
 
     With a `schema`, JSON of it; otherwise a call of one tool: `tool`, or any. Tools in `strict` must be called
     exactly as their schemas say, others as far as these can be followed. If it is `free`, any text will do, and calls
-    behind it; then all tools are followed as far as can be.
+    behind it; then all tools are followed as far as can be, and `only` says that no others may be called.
     """
 
     field: str
@@ -36,6 +36,7 @@ class Demand:
     tool: str | None = None
     strict: frozenset[str] = frozenset()
     free: bool = False
+    only: bool = False
 
     @property
     def made_of(self) -> tuple[object, ...]:

@@ -26,6 +26,7 @@ from gateway.prompts import Prompt, PromptMaker, token_id_array
 from gateway.reply import ReplyReader
 from gateway.service import REQUEST_ID, TENANT, Gateway
 from gateway.tenants import Tenant
+from gateway.tool_choice import ToolChoice, tool_choice
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
@@ -85,12 +86,12 @@ def _read(
         raise unknown_model(params.model)
     if isinstance(params, ChatParams):
         through = partial(maker.said.parsed, tenant.name, len(body))
-        conversation = _conversation(fields, params, settings, through)
-        demand = params.demand(fields.get("tools"))
+        choice = tool_choice(params.tool_choice, fields.get("tools"))
+        conversation = _conversation(fields, params, settings, choice, through)
+        demand = choice.demand(fields.get("tools"), params.form)
         prompt = maker.chat(conversation, model, tenant)
-        calls = params.tool_choice != "none"
         grammar = gateway.readers.grammar(
-            conversation, prompt, demand, calls=calls, many=params.parallel_tool_calls is True
+            conversation, prompt, demand, calls=choice.calls, many=params.parallel_tool_calls is True
         )
         return params, [prompt], conversation, grammar
     assert isinstance(params, CompletionParams)
@@ -104,7 +105,7 @@ def unknown_model(name: str) -> RequestError:
 
 
 def _conversation(
-    fields: dict[str, Any], params: ChatParams, settings: GatewaySettings, through: Through
+    fields: dict[str, Any], params: ChatParams, settings: GatewaySettings, choice: ToolChoice, through: Through
 ) -> Conversation:
     drop = settings.drop_billing_header
     messages = parse_messages(fields.get("messages"), drop_billing_header=drop, through=through)
@@ -115,6 +116,7 @@ def _conversation(
         messages,
         tools,
         variables,
+        allowed=choice.allowed,
         session=params.prompt_cache_key or "",
         head_seconds=mark_seconds(fields.get("tools")),
     )

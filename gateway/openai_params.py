@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gateway.demands import ResponseFormat, call_demand, free_demand
+from gateway.demands import ResponseFormat
 from gateway.grammar import Demand
 from protocol.errors import RequestError
 from protocol.messages import Sampling
@@ -135,11 +135,10 @@ class ChatParams(CommonParams):
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def demand(self, tools: object) -> Demand | None:
-        """What form the answer must have. Raises `RequestError`."""
-        called = call_demand(self.tool_choice, tools)
-        wanted = self.response_format.demand("response_format") if self.response_format else None
-        return called or wanted or (None if self.tool_choice == "none" else free_demand(tools))
+    @property
+    def form(self) -> Demand | None:
+        """What form an answer without calls must have. Raises `RequestError`."""
+        return self.response_format.demand("response_format") if self.response_format else None
 
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""

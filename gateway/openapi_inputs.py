@@ -278,4 +278,7 @@ def input_components() -> dict[str, Schema]:
 
 def _choice(named: Mapping[str, Schema]) -> Schema:
     one = record({"type": word("function", "custom"), **named}, "type", *named)
-    return either(word("auto", "none", "required"), one, NULL)
+    some = {"mode": word("auto", "required"), "tools": listed(OBJECT)}
+    allowed = {"type": word("allowed_tools")}
+    inside = record(allowed | {"allowed_tools": record(some, *some)}, "type", "allowed_tools")
+    return either(word("auto", "none", "required"), one, inside, record(allowed | some, "type", *some), NULL)

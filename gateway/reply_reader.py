@@ -83,10 +83,21 @@ class ReplyReaders:
         """The grammar of answers to `demand`; `calls`: where it is for JSON, a tool may be called instead.
 
         Where it is for a call, `many` may come. Raises `RequestError` naming its field, where such answers cannot be
-        forced.
+        forced; nobody asked for a form where a demand is free, so such tools are called as the model likes.
         """
-        if demand is None or (demand.free and not self._parts(conversation)):
+        if demand is None or (demand.free and self.formats(conversation).calls not in NOTATIONS):
             return None
+        try:
+            return self._forced(conversation, prompt, demand, calls=calls, many=many)
+        except RequestError:
+            if demand.free and not demand.only:
+                return None
+            raise
+
+    def _forced(
+        self, conversation: Conversation, prompt: Prompt, demand: Demand, *, calls: bool, many: bool
+    ) -> str:
+        """Raises `RequestError` for a demand that cannot be held to."""
         formats = self.formats(conversation)
         thinking = THINKINGS.get(formats.reasoning)
         if conversation.continues:
@@ -97,7 +108,8 @@ class ReplyReaders:
             tools = tuple(t for t in tools if demand.tool in (None, t["function"]["name"]))
             if not tools:
                 raise demand.refused("there is no such tool" if demand.tool else "there are no tools to call")
-            if not layout.calls or (self._ends_early(conversation) and not demand.free):
+            known = layout.openers if demand.free else layout.calls
+            if not known or (self._ends_early(conversation) and not demand.free):
                 raise demand.refused(f"calls in the notation of this model ({formats.calls}) cannot be forced")
         elif layout.said is None:
             raise demand.refused(f"answers in the notation of this model ({formats.reasoning}) cannot be forced")
@@ -108,18 +120,9 @@ class ReplyReaders:
         split = self._maker.token_bytes.split
         # Layouts belong to renderers, and those live as long as this.
         made_of = (id(layout), demand.made_of, tools, reasoning and astuple(reasoning), many)
-        try:
-            return self._known.grammar(
-                made_of, lambda: answer_grammar(demand, tools, layout, reasoning, split, many=many)
-            )
-        except RequestError:
-            if demand.free:
-                return None  # nobody asked for a form: such tools are called as the model likes
-            raise
-
-    def _parts(self, conversation: Conversation) -> bool:
-        """Whether text and calls are told apart by what opens a call; and the answer begins with its prompt."""
-        return bool(self._layouts[id(self._maker.renderer(conversation))].openers) and not conversation.continues
+        return self._known.grammar(
+            made_of, lambda: answer_grammar(demand, tools, layout, reasoning, split, many=many)
+        )
 
     def _ends_early(self, conversation: Conversation) -> bool:
         """Whether calls stand behind what ends an answer already, by the model's own settings."""

@@ -17,6 +17,7 @@ from gateway.responses_params import ResponsesParams, parse_params
 from gateway.responses_tools import Tools, parse_tools
 from gateway.service import REQUEST_ID, TENANT, Gateway
 from gateway.tenants import Tenant
+from gateway.tool_choice import tool_choice
 from protocol.errors import RequestError
 from protocol.messages import Generate, ModelInfo
 
@@ -72,16 +73,18 @@ def _read(gateway: Gateway, model: ModelInfo, body: bytes, tenant: Tenant) -> _R
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
     variables = template_variables(params.chat_template_kwargs, params.effort)
-    conversation = Conversation(messages, tools.functions, variables, session=params.prompt_cache_key or "")
+    choice = tool_choice(params.tool_choice, fields.get("tools"))
+    conversation = Conversation(
+        messages, tools.functions, variables, allowed=choice.allowed, session=params.prompt_cache_key or ""
+    )
     try:
         prompt = gateway.maker.chat(conversation, model, tenant)
     except RequestError as error:
         if error.param == "messages":  # the name that the other dialects have for it
             error.param = "input"
         raise
-    demand = params.demand(fields.get("tools"))
-    calls = params.tool_choice != "none"
+    demand = choice.demand(fields.get("tools"), params.form)
     grammar = gateway.readers.grammar(
-        conversation, prompt, demand, calls=calls, many=params.parallel_tool_calls is True
+        conversation, prompt, demand, calls=choice.calls, many=params.parallel_tool_calls is True
     )
     return _Read(params, tools, conversation, prompt, grammar)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.demands import call_demand, free_demand, json_demand
+from gateway.demands import json_demand
 from gateway.grammar import Demand
 from gateway.openai_params import MAX_LOGPROBS, CommonParams, Count, Whole, checked
 from protocol.errors import RequestError
@@ -95,12 +95,11 @@ class ResponsesParams(CommonParams):
     def effort(self) -> str | None:
         return self.reasoning.effort if self.reasoning else None
 
-    def demand(self, tools: object) -> Demand | None:
-        """What form the answer must have. Raises `RequestError`."""
+    @property
+    def form(self) -> Demand | None:
+        """What form an answer without calls must have."""
         form = self.text.format if self.text else None
-        called = call_demand(self.tool_choice, tools)
-        wanted = json_demand(form.type, form.wanted, "text.format") if form else None
-        return called or wanted or (None if self.tool_choice == "none" else free_demand(tools))
+        return json_demand(form.type, form.wanted, "text.format") if form else None
 
     def refuse_unsupported(self) -> None:
         """Raises `RequestError` for what is understood but would be served wrongly."""

@@ -54,7 +54,7 @@ WRONG = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [LOOKUP], "tool_choice": "sometimes"}, "tool_choice"),
-    ({"tools": [LOOKUP], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": [LOOKUP], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
     ({"tools": [LOOKUP], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
