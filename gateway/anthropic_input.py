@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+from gateway import anthropic_documents
 from gateway.anthropic_tools import Tools, brings_tools
 from gateway.canonical import parse_arguments, parse_content, uncalled, without_billing_header, wrong
 from gateway.conversation import Message, ToolCall
@@ -102,14 +103,15 @@ def _blocks(content: object, where: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def _user(blocks: list[tuple[dict[str, Any], str]], tools: Tools) -> Iterator[Message]:
-    """Each run of text is one message, and so is each result."""
+    """Each run of text and documents is one message, and so is each result."""
     if not blocks:
         yield Message("user", "")
     run: list[str] = []
     mark = 0  # of the run
     for block, where in blocks:
-        if block["type"] == "text":
-            run.append(_string(block, "text", where))
+        if block["type"] in ("text", *anthropic_documents.KINDS):
+            is_text = block["type"] == "text"
+            run.append(_string(block, "text", where) if is_text else anthropic_documents.text(block, where))
             mark = max(mark, mark_seconds(block))
             continue
         if block["type"] != "tool_result":
@@ -118,7 +120,9 @@ def _user(blocks: list[tuple[dict[str, Any], str]], tools: Tools) -> Iterator[Me
             yield Message("user", "\n".join(run), mark_seconds=mark)
             run, mark = [], 0
         called = _string(block, "tool_use_id", where)
-        content = tools.told(block.get("content"), f"{where}.content")
+        content = anthropic_documents.told(
+            tools.told(block.get("content"), f"{where}.content"), f"{where}.content"
+        )
         result = parse_content(content, f"{where}.content")
         marked = mark_seconds(block, block.get("content"))
         yield Message("tool", result, tool_call_id=called, mark_seconds=marked)

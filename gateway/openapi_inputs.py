@@ -56,6 +56,8 @@ _THOUGHTS = listed(record({"text": TEXT}, "text"))
 _FUNCTION = {"name": _NAME, "description": _LENIENT, "parameters": {"type": ["object", "null"]}}
 _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
 
+_GIVEN = (ref("Document"), ref("SearchResult"))
+
 
 def _spoken(role: str, *blocks: Schema) -> Schema:
     content = either(TEXT, listed(either(*blocks)))
@@ -79,16 +81,14 @@ _PARTS: dict[str, Schema] = {
         "neither the prompt nor what is found, and what is no such hint is ignored",
         "examples": [{"type": "ephemeral", "ttl": "1h"}],
     },
-    "Content": either(
-        TEXT,
-        listed(
-            either(
-                TEXT,
-                record({"type": word("text", "input_text", "output_text"), "text": TEXT, **_HINT}, "text"),
-                record({"type": word("refusal"), "refusal": TEXT}, "type", "refusal"),
-            )
+    "Content": either(TEXT, ref("Parts")),
+    "Parts": listed(
+        either(
+            TEXT,
+            record({"type": word("text", "input_text", "output_text"), "text": TEXT, **_HINT}, "text"),
+            record({"type": word("refusal"), "refusal": TEXT}, "type", "refusal"),
         ),
-        description="Text, or parts of it. Parts of other kinds, such as images and audio, are refused",
+        description="Parts of a text. Those of other kinds, such as images and audio, are refused",
     ),
     "ChatMessage": either(
         record({"role": word("system", "developer", "user"), "content": _CONTENT}, "role", "content"),
@@ -120,13 +120,44 @@ _PARTS: dict[str, Schema] = {
         record({"type": word("function"), "function": record(_FUNCTION, "name")}, "function"),
         _other_than("function"),
     ),
+    "Document": record(
+        {
+            "type": word("document"),
+            "source": either(
+                record({"type": word("text"), "data": TEXT}, "type", "data"),
+                record({"type": word("content"), "content": _CONTENT}, "type", "content"),
+            ),
+            "title": MAYBE_TEXT,
+            "context": MAYBE_TEXT,
+            **_HINT,
+        },
+        "type",
+        "source",
+        description="Text with tags around it. Documents that are no text are refused, citations are not made",
+    ),
+    "SearchResult": record(
+        {
+            "type": word("search_result"),
+            "source": TEXT,
+            "title": TEXT,
+            "content": ref("Parts"),
+            **_HINT,
+        },
+        *("type", "source", "title", "content"),
+    ),
     "Message": either(
         _spoken("system", _TEXT_BLOCK),
         _spoken(
             "user",
             _TEXT_BLOCK,
+            *_GIVEN,
             record(
-                {"type": word("tool_result"), "tool_use_id": TEXT, "content": _MAYBE_CONTENT, **_HINT},
+                {
+                    "type": word("tool_result"),
+                    "tool_use_id": TEXT,
+                    "content": either(_MAYBE_CONTENT, listed(either(_TEXT_BLOCK, *_GIVEN))),
+                    **_HINT,
+                },
                 "type",
                 "tool_use_id",
             ),

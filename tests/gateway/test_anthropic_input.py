@@ -303,7 +303,7 @@ WRONG = [
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-        "messages.0.content.0 has type 'document'",
+        "messages.0.content.0.source must be an object",
     ),
     ({"messages": [{"role": "user", "content": [use("a")]}]}, "messages.0.content.0 has type 'tool_use'"),
     (

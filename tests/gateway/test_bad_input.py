@@ -177,6 +177,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "a"}
 ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 MISSING = "is missing: it must be a string or a list of parts"
 UNCALLED = "is the result of a tool, but no message before it can have called one"
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
 TEXT_ONLY = "this model takes text only"
 EXACT = {
     "unknown role": (
@@ -205,8 +206,8 @@ EXACT = {
         "messages.0.content.0 has type 'image', which this model does not take here",
     ),
     "document, messages": (
-        anthropic(say([{"type": "document", "source": {}}])),
-        "messages.0.content.0 has type 'document', which this model does not take here",
+        anthropic(say([{"type": "document", "source": PDF}])),
+        "messages.0.content.0.source has type 'base64': this model takes text only, so send the document's text",
     ),
     "image, responses": (
         responses(say([{"type": "input_image", "image_url": "data:,"}])),
