@@ -28,6 +28,7 @@ from worker.vectors import HAS_PAIRS, HAS_WIDE
 
 _MOST_LEVEL = 127
 _ROWS = 8  # the most rows that one tile is multiplied with at a time
+_TILES_AT_A_TIME = 64
 
 
 class ByteTiles(NamedTuple):
@@ -45,19 +46,31 @@ Head = PoolRows | ByteTiles
 
 
 def byte_tiles(weight: Tensor) -> ByteTiles | None:
-    """The same values in 8 bits; None where that would change one. weight: float32 [outputs, inputs]."""
+    """The same values in 8 bits; None where that would change one. weight: floats [outputs, inputs].
+
+    Done some rows at a time: a whole vocabulary in float32, three times over, may be more than all that is loaded.
+    """
     outputs, inputs = weight.shape
-    groups = weight.view(outputs, inputs // GROUP, GROUP)
+    firsts = torch.arange(0, outputs, TILE).clamp_(max=outputs - TILE)
+    levels = torch.empty(len(firsts), inputs // GROUP, GROUP, TILE, dtype=torch.int8)
+    scales = torch.empty(len(firsts), inputs // GROUP, TILE, dtype=torch.float16)
+    for at in range(0, len(firsts), _TILES_AT_A_TIME):
+        part = slice(at, at + _TILES_AT_A_TIME)
+        rows = (firsts[part].unsqueeze(-1) + torch.arange(TILE)).flatten()
+        packed = _in_8_bits(weight[rows].float().view(-1, inputs // GROUP, GROUP))
+        if packed is None:
+            return None
+        levels[part] = packed[0].view(-1, TILE, inputs // GROUP, GROUP).permute(0, 2, 3, 1)
+        scales[part] = packed[1].view(-1, TILE, inputs // GROUP).transpose(1, 2)
+    return ByteTiles(levels.numpy(), scales.view(torch.uint16).numpy(), outputs)
+
+
+def _in_8_bits(groups: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Levels, and the scale of each group, of float32 [rows, groups, GROUP]; None where a value would change."""
     scales = (groups.abs().amax(-1) / _MOST_LEVEL).half()
     wide = scales.float().unsqueeze(-1)
     levels = (groups / wide.where(wide > 0, 1.0)).round_()
-    if not torch.equal(levels * wide, groups):
-        return None
-    firsts = torch.arange(0, outputs, TILE).clamp_(max=outputs - TILE)
-    rows = (firsts.unsqueeze(-1) + torch.arange(TILE)).flatten()
-    in_tiles = levels.to(torch.int8)[rows].view(-1, TILE, inputs // GROUP, GROUP).permute(0, 2, 3, 1)
-    of_tiles = scales[rows].view(-1, TILE, inputs // GROUP).transpose(1, 2)
-    return ByteTiles(in_tiles.contiguous().numpy(), of_tiles.contiguous().view(torch.uint16).numpy(), outputs)
+    return (levels.to(torch.int8), scales) if torch.equal(levels * wide, groups) else None
 
 
 class RowHead:
@@ -68,7 +81,7 @@ class RowHead:
 
         What is held is `kept`, not copied, or the tiles that stand for `weight`.
         """
-        tiles = byte_tiles(weight.float()) if HAS_WIDE else None
+        tiles = byte_tiles(weight) if HAS_WIDE else None
         self.weight: Head = as_array(kept) if tiles is None else tiles
         self.own_bytes = 0 if tiles is None else tiles.levels.nbytes + tiles.scales.nbytes
         self._vocab = len(kept)

@@ -37,7 +37,7 @@ def test_a_weight_without_a_kernel_is_known(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("vocab", "hidden"), [(16, 32), (49, 64), (1000, 96)])
+@pytest.mark.parametrize(("vocab", "hidden"), [(16, 32), (49, 64), (1100, 96)])
 def test_values_that_go_into_eight_bits_are_taken_from_there(vocab, hidden, dtype):
     scales = noise(vocab, hidden // 32, 1).abs().half()
     levels = torch.randint(-127, 128, (vocab, hidden // 32, 32), generator=torch.Generator().manual_seed(3))
@@ -53,5 +53,5 @@ def test_values_that_go_into_eight_bits_are_taken_from_there(vocab, hidden, dtyp
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     for row in range(11):
         assert torch.equal(head(x[row : row + 1])[0], found[row])
-    weight[vocab // 2, 7] = weight[vocab // 2, 7].nextafter(torch.tensor(9.0))
+    weight[-2, 7] = weight[-2, 7].nextafter(torch.tensor(9.0))
     assert byte_tiles(weight) is None

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from worker.freed_memory import give_back_freed
 from worker.int4 import Int4Linear, can_pack
 from worker.linear import Linear
 from worker.model_shape import AttentionLayer, ModelConfig, Rope
@@ -26,6 +27,9 @@ class Decoder(ABC, Generic[LayerT]):
 
     `packed` holds matrices in 4 bits beside `dtype`, where their shapes allow it.
     """
+
+    embedding: Tensor
+    head: Linear | RowHead
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Decoder(ABC, Generic[LayerT]):
         """Take what this family has outside its layers, besides embedding and head."""
 
     def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Build each layer as soon as all its tensors have come, so that only a few are held twice."""
+        """Build each layer as soon as all its tensors have come, so that only these are held twice."""
         in_layers = (
             name[len(LAYER_PREFIX) :] for name in weight_names(self.config) if name.startswith(LAYER_PREFIX)
         )
@@ -71,29 +75,39 @@ class Decoder(ABC, Generic[LayerT]):
         built: dict[int, LayerT] = {}
         top: dict[str, Tensor] = {}
         for name, tensor in weights:
-            if not name.startswith(LAYER_PREFIX):
+            if name == "model.embed_tokens.weight":
+                self.embedding = self.keep(tensor, self.dtype)
+                if self.config.tie_word_embeddings:
+                    self.head = self._head(tensor, self.embedding)
+            elif name == "lm_head.weight":
+                self.head = self._head(tensor, None)
+            elif not name.startswith(LAYER_PREFIX):
                 top[name] = tensor
-                continue
-            index_text, _, rest = name[len(LAYER_PREFIX) :].partition(".")
-            index = int(index_text)
-            pending.setdefault(index, {})[rest] = tensor
-            missing[index] -= 1
-            if not missing[index]:
-                built[index] = self.build_layer(index, pending.pop(index))
+            else:
+                index_text, _, rest = name[len(LAYER_PREFIX) :].partition(".")
+                index = int(index_text)
+                pending.setdefault(index, {})[rest] = tensor
+                missing[index] -= 1
+                if not missing[index]:
+                    built[index] = self.build_layer(index, pending.pop(index))
+                    give_back_freed()
         self.layers = [built[index] for index in range(self.config.num_layers)]
-        embedding = top["model.embed_tokens.weight"]
-        self.embedding = self.keep(embedding, self.dtype)
-        head = embedding if self.config.tie_word_embeddings else top["lm_head.weight"]
-        # Never packed: measured, four bits in the head cost more perplexity than in all layers together.
-        kept = self.embedding if head is embedding else head.to(device=self.device, dtype=self.dtype)
-        self.head: Linear | RowHead
-        if RowHead.takes(kept):
-            self.head = RowHead(head, kept)
-            shared = head is embedding or self.head.own_bytes
-            self.weight_bytes += self.head.own_bytes + (0 if shared else kept.numel() * kept.element_size())
-        else:
-            self.head = self.unpacked(head)
         self.load_top(top)
+        top.clear()
+        give_back_freed()
+
+    def _head(self, weight: Tensor, embedding: Tensor | None) -> Linear | RowHead:
+        """The product that makes logits; `embedding` is what is kept of the same matrix already.
+
+        It is never packed: measured, four bits in the head cost more perplexity than in all layers together.
+        """
+        kept = weight.to(device=self.device, dtype=self.dtype) if embedding is None else embedding
+        if not RowHead.takes(kept):
+            return self.unpacked(weight)
+        head = RowHead(weight, kept)
+        shared = embedding is not None or head.own_bytes
+        self.weight_bytes += head.own_bytes + (0 if shared else kept.numel() * kept.element_size())
+        return head
 
     def keep(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor that is used as it is, where the model runs."""
