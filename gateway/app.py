@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_exceptions import HTTPException
 
-from gateway import anthropic_api, openai_api, responses_api
+from gateway import anthropic_api, not_here, openai_api, responses_api
 from gateway.api_keys import ApiKeys
 from gateway.errors import ErrorAnswer, error_answer
 from gateway.faults import log_fault
@@ -79,6 +79,7 @@ def _build_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/v1/models/{id:.+}", routes.model, name="models")
     app.router.add_post("/v1/chat/completions", routes.api(openai_api.chat_completions), name="chat")
     app.router.add_post("/v1/responses", routes.api(responses_api.responses), name="responses")
+    app.router.add_post("/v1/responses/input_tokens", routes.api(responses_api.input_tokens), name="input_tokens")
     app.router.add_post("/v1/completions", routes.api(openai_api.completions), name="completions")
     app.router.add_post("/v1/messages", routes.api(anthropic_api.messages), name="messages")
     app.router.add_post("/v1/messages/count_tokens", routes.api(anthropic_api.count_tokens), name="count_tokens")
@@ -255,14 +256,14 @@ def _http_error(request: web.Request, error: HTTPException) -> ErrorAnswer:
         words = f"{request.method} is not allowed on {request.path}; {allowed} is"
         return ErrorAnswer(405, words, headers={"Allow": allowed})
     if error.status == 404:
-        return ErrorAnswer(404, f"there is nothing at {request.path}")
+        return ErrorAnswer(404, not_here.words(request.path))
     return ErrorAnswer(error.status, error.reason)
 
 
 def _speaks_anthropic(request: web.Request) -> bool:
     """Whether the client expects the shapes of Anthropic's API. Models are listed at the same path in both."""
-    models = request.path.startswith("/v1/models") and _ANTHROPIC_VERSION in request.headers
-    return models or request.path.startswith("/v1/messages")
+    either = request.path.startswith("/v1/models") or request.match_info.route.resource is None
+    return (either and _ANTHROPIC_VERSION in request.headers) or request.path.startswith("/v1/messages")
 
 
 def _request_id(wanted: str) -> str:

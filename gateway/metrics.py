@@ -30,6 +30,7 @@ ROUTES = (
     "responses",
     "messages",
     "count_tokens",
+    "input_tokens",
     "ui",
     "ui_events",
     "other",

@@ -59,6 +59,14 @@ def description() -> dict[str, Any]:
             "/v1/chat/completions": {"post": _generation("Chat completions", "ChatBody", "Chat")},
             "/v1/completions": {"post": _generation("Plain completions", "CompletionBody", "Completion")},
             "/v1/responses": {"post": _generation("Responses, none of them stored", "ResponsesBody", "Response")},
+            "/v1/responses/input_tokens": {
+                "post": _post(
+                    "The input tokens that a response would have",
+                    "ResponsesCountBody",
+                    {_JSON: "ResponsesTokenCount"},
+                    "OpenAIError",
+                )
+            },
             "/v1/messages": {
                 "post": _generation("Messages", "MessagesBody", "MessageAnswer", error="AnthropicError")
             },

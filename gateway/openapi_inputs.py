@@ -275,6 +275,11 @@ def input_components() -> dict[str, Schema]:
         "maximum": 1 << 31,
         "description": "0 computes and keeps the prompt, and says nothing",
     }
+    spoken = responses | {
+        "input": either(TEXT, listed(ref("InputItem"), minItems=1)),
+        "tools": _tools("ResponsesTool"),
+        "tool_choice": _choice({"name": TEXT}),
+    }
     prompt = either(_NAME, _TOKENS, listed(either(_NAME, _TOKENS), minItems=1, maxItems=MAX_CHOICES))
     return {
         **parts,
@@ -295,14 +300,10 @@ def input_components() -> dict[str, Schema]:
         ),
         "MessagesBody": record(messages | dialogue | {"max_tokens": most}, "messages", "max_tokens"),
         "CountBody": record(messages | dialogue, "messages"),
-        "ResponsesBody": record(
-            responses
-            | {
-                "input": either(TEXT, listed(ref("InputItem"), minItems=1)),
-                "tools": _tools("ResponsesTool"),
-                "tool_choice": _choice({"name": TEXT}),
-            },
-            "input",
+        "ResponsesBody": record(spoken, "input"),
+        "ResponsesCountBody": either(
+            record(spoken, "input"),
+            record(spoken | {"input": NULL, "instructions": _NAME}, "instructions"),
         ),
     }
 

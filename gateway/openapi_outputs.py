@@ -80,6 +80,7 @@ def output_components() -> dict[str, Schema]:
             prefixd=ref("CacheReport"),
         ),
         "TokenCount": _whole(input_tokens=_COUNT),
+        "ResponsesTokenCount": _whole(object=word("response.input_tokens"), input_tokens=_COUNT),
         "Response": record(
             {
                 "id": TEXT,

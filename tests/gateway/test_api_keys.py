@@ -37,7 +37,14 @@ shared_head = "house"
 keys = ["{C}"]
 """
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
-POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+POSTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+)
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:
