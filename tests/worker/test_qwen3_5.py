@@ -1,4 +1,4 @@
-"""Qwen3.5 as we define it computes what `transformers` computes, and what it would not is refused."""
+"""What sets Qwen3.5 apart: states, its files and its config, of which what we would not compute is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from dense_caller import DenseCaller, error, load, reference_logits, some_ids
-from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny, randomise, save_tiny
+from dense_caller import CPU, DenseCaller, error, load, reference_logits, some_ids
+from mixed_families import TOLERANCE, add_tensors, save_released
+from tiny_models import make_tiny, save_tiny
 from torch import Tensor
 
 from worker.heads import HeadNorms
@@ -19,46 +19,8 @@ from worker.model_config import ModelError, load_config, parse_config
 from worker.model_shape import AttentionLayer, DeltaLayer, Rope
 from worker.models import Qwen3_5Model, model_class
 from worker.recurrent import Recurrence, StatePool
-from worker.weights import iter_weights, weight_names
 
-TOLERANCE = 1e-4  # of the largest logit; float32 in another order differs by up to 3e-5 of it here
 TOKENS = 100
-CPU = torch.device("cpu")
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "every fourth attends": {},
-    "every second attends": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "the first attends": {"layer_types": ["full_attention"] + ["linear_attention"] * 3},
-    "as many key as value heads": {"linear_num_key_heads": 4, "num_key_value_heads": 6},
-    "one key head": {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "num_key_value_heads": 1},
-    "long keys": {"linear_key_head_dim": 20, "linear_value_head_dim": 5},
-    "short convolution": {"linear_conv_kernel_dim": 2},
-    "tied, with biases": {"tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 1e-2},
-    "a quarter turns": {
-        "head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    },
-    "whole heads turn": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-    },
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_logit_of_a_prompt(tmp_path: Path, variant: str) -> None:
-    reference = save_tiny(tmp_path, "qwen3_5", **VARIANTS[variant])
-    ids = some_ids(1, TOKENS)
-    assert error(DenseCaller(load(tmp_path)).logits(ids), reference_logits(reference, ids)) < TOLERANCE
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_decoding_token_by_token_after_a_prompt_in_chunks(tmp_path: Path, variant: str) -> None:
-    reference = save_tiny(tmp_path, "qwen3_5", **VARIANTS[variant])
-    ids = some_ids(2, TOKENS)
-    caller = DenseCaller(load(tmp_path))
-    lengths = [1, 2, 37, 30, *[1] * 30]
-    found = torch.cat([caller.logits(part) for part in ids.split(lengths)])
-    assert error(found, reference_logits(reference, ids)) < TOLERANCE
 
 
 @pytest.mark.parametrize("shard_size", [None, "30KB"])
@@ -78,37 +40,14 @@ def test_the_layout_of_released_checkpoints(tmp_path: Path, shard_size: str | No
     whole = transformers.Qwen3_5ForConditionalGeneration(
         transformers.Qwen3_5Config(text_config=text.to_dict(), vision_config=vision)
     ).eval()
-    randomise(whole)
-    whole.save_pretrained(tmp_path, **({"max_shard_size": shard_size} if shard_size else {}))
-    names = [name for file in tmp_path.glob("*.safetensors") for name in load_file(file)]
-    assert any(name.startswith("model.language_model.layers.") for name in names)
-    assert any(name.startswith("model.visual.") for name in names)
-    if shard_size is None:
-        rewrite(tmp_path, {"mtp.fc.weight": torch.ones(2, 2)})
-    else:
-        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    save_released(tmp_path, whole, "model.visual.", shard_size, {"mtp.fc.weight": torch.ones(2, 2)})
     ids = some_ids(4, 30)
     assert error(DenseCaller(load(tmp_path)).logits(ids), reference_logits(whole, ids)) < TOLERANCE
 
 
-def rewrite(directory: Path, added: dict[str, Tensor]) -> None:
-    path = directory / "model.safetensors"
-    save_file({**load_file(path), **added}, path)
-
-
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "attention_bias": True}])
-def test_shards_of_a_text_model_hold_what_the_config_says(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = save_tiny(tmp_path, "qwen3_5", shard_size="30KB", **changes)
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    found = dict(iter_weights(tmp_path, load_config(tmp_path)))
-    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == weight_names(load_config(tmp_path))
-    stored = model.state_dict()
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in found.items())
-
-
 def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "qwen3_5")
-    rewrite(tmp_path, {"model.layers.0.linear_attn.in_proj_ba.weight": torch.ones(2, 2)})
+    add_tensors(tmp_path, {"model.layers.0.linear_attn.in_proj_ba.weight": torch.ones(2, 2)})
     with pytest.raises(ModelError, match="in_proj_ba"):
         load(tmp_path)
 
@@ -196,24 +135,6 @@ def test_what_is_not_implemented_is_refused_by_the_name_of_its_field(changes: di
 def test_a_field_inside_text_config_is_named_with_it() -> None:
     with pytest.raises(ModelError, match=r"^text_config\.num_experts:"):
         parse_config({"model_type": "qwen3_5", "text_config": {**FIELDS, "num_experts": 8}})
-
-
-def test_bfloat16_weights_stay_near(tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "qwen3_5", initializer_range=0.1)
-    ids = some_ids(5, 30)
-    found = DenseCaller(load(tmp_path, torch.bfloat16)).logits(ids)
-    assert 0 < error(found, reference_logits(reference, ids)) < 0.15
-
-
-def test_packed_weights_are_the_same_in_both_layouts(tmp_path: Path) -> None:
-    """Few rows run packed and many in a wider type; the values are those of one model."""
-    shape = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.1}
-    save_tiny(tmp_path, "qwen3_5", **shape)
-    model = load(tmp_path, packed=True)
-    ids = some_ids(6, 30)
-    caller = DenseCaller(model)
-    singly = torch.cat([caller.logits(token) for token in ids.split(1)])
-    assert 0 < error(singly, DenseCaller(model).logits(ids)) < 0.15
 
 
 def test_rows_and_state_have_the_same_bits_wherever_a_prompt_is_cut(tmp_path: Path) -> None:
