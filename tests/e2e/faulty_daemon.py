@@ -5,14 +5,20 @@ What no request can bring about from outside is brought about by one more verb o
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gateway import serve
 from worker import main as worker
+
+log = logging.getLogger(__name__)
+
+HELD = "an absorption waits in its pass for a request"
 
 
 class Faults:
@@ -24,12 +30,14 @@ class Faults:
         self._finding = self._scheduler._admission._finding
         answer = engine._control._data
         engine._control._data = lambda verb, args: self._bring(**args) if verb == "fault" else answer(verb, args)
+        self._noted: list[tuple[str, int, int]] = []
 
-    def _bring(self, what: str, **details: Any) -> None:
-        getattr(self, what)(**details)
+    def _bring(self, what: str, **details: Any) -> Any:
+        data = getattr(self, what)(**details)
         self._engine._checked = (
             True  # the accounts, which may be wrong now, are not looked at before the next event
         )
+        return data
 
     def put_into(self, slot: int, source: int) -> None:
         """The slot holds what another one does: its own entry still names it."""
@@ -97,6 +105,38 @@ class Faults:
     def hang(self) -> None:
         """The next prefill pass never ends, as where a device does not come back."""
         self._once(self._runner, "prefill", lambda *_: threading.Event().wait())
+
+    def hold_absorption(self, after: int) -> None:
+        """From now on prefill passes are noted. The absorption's pass after so many ends once a request has come."""
+        prefill, left = self._runner.prefill, [after]
+
+        def noting(ids: Any, blocks: Any, start: int, states: Any) -> Any:
+            kind = self._kind_of_pass()
+            self._noted.append((kind, start, start + len(ids)))
+            if kind == "absorb":
+                left[0] -= 1
+                if left[0] == -1:
+                    log.warning("%s", HELD)
+                    self._wait_for_a_request()
+            return prefill(ids, blocks, start, states)
+
+        self._noted.clear()
+        self._runner.prefill = noting
+
+    def passes(self) -> list[tuple[str, int, int]]:
+        """Of what kind the passes noted were, and from where to where they went. No more are noted."""
+        del self._runner.prefill
+        return self._noted
+
+    def _kind_of_pass(self) -> str:
+        if not self._scheduler.is_idle:
+            return "request"
+        return "absorb" if self._scheduler.background._verifying is None else "verify"
+
+    def _wait_for_a_request(self) -> None:
+        """Or for anything else that comes in: it is taken between two steps, as ever."""
+        while self._engine._sockets.inbox.empty():
+            time.sleep(0.001)
 
     @staticmethod
     def _once(where: Any, name: str, instead: Callable[..., Any]) -> None:
