@@ -13,7 +13,7 @@ from gateway.errors import failure
 from gateway.prefill import PrefillWatch
 from gateway.reply import CallStart, Part, ReasoningDelta, Reply, ReplyParser, ReplyReader, merged
 from gateway.worker_client import Cause, Event, WorkerClient
-from protocol.errors import ProtocolError, ServeError, WorkerFailure
+from protocol.errors import ProtocolError, ServeError, WorkerFailure, WorkerUnavailable
 from protocol.messages import (
     Accepted,
     Completed,
@@ -251,7 +251,9 @@ class Turn:
     def _check_all_ended(self, event: Completed) -> None:
         prompt = self._requests[event.request_id]
         if not all(choice.ended for choice in self._choices[prompt * self._n : (prompt + 1) * self._n]):
-            raise WorkerFailure("the worker completed this request without finishing its choices")
+            raise WorkerUnavailable(
+                "the worker had not heard of this gateway for a while, and gave the request up"
+            )
 
     def _abandon(self) -> None:
         for request_id in self._requests:

@@ -40,6 +40,7 @@ from worker.row_check import check_rows
 from worker.runner import Runner
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
+from worker.step_watch import StepWatch
 from worker.tiers.device_memory import PagedMemory
 from worker.tiers.setup import identity_of, open_tiers
 from worker.tiers.tiers import FAILURE_CAUSES, Tiers
@@ -159,7 +160,8 @@ def build(
         tiers=tiers,
     )
     log.info("built in %.1f s", time.monotonic() - started)
-    return Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers), info
+    watch = StepWatch(sockets.time.awake, sockets.time.starved)
+    return Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch), info
 
 
 def _checked(

@@ -100,6 +100,7 @@ class Engine:
         metrics: WorkerMetrics,
         clock: Callable[[], float] = time.monotonic,
         tiers: Tiers | None = None,
+        watch: StepWatch | None = None,
     ) -> None:
         self._sockets = sockets
         self._scheduler = scheduler
@@ -110,7 +111,7 @@ class Engine:
         self._control = control
         self._metrics = metrics
         self._clock = clock
-        self.watch = StepWatch(clock)
+        self.watch = watch or StepWatch(clock)
         self._busy = clock()  # when a request was last open, or an answer to absorb came
         self._tiers = tiers
         self._copying = tiers is not None  # there may be something to copy between tiers now

@@ -23,11 +23,12 @@ from protocol.curve import ZAP_ADDRESS
 from protocol.endpoints import Endpoint, control_endpoint, work_endpoint
 from protocol.errors import ProtocolError, SettingsError, VersionMismatch
 from protocol.messages import Absorb, Cancel, Command, Generate, Heartbeat, Hello, Message, Reply, Vocabulary
+from worker.own_time import TICK_SECONDS, OwnTime
 from worker.shared_socket import SharedSocket, Wakener
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = TICK_SECONDS
 GATEWAY_SILENCE_SECONDS = 10.0  # a gateway not heard of for so long is gone
 _TAKEN_AT_ONCE = 100  # messages of one socket; then the others have their turn
 
@@ -70,7 +71,7 @@ class _Gateway:
     """A gateway that is being served. An identity that comes back with another id is another gateway."""
 
     gateway_id: str | None  # None until its first `Hello`
-    heard_at: float
+    heard_at: float  # in time that this process was awake
 
 
 class WorkerSockets(threading.Thread):
@@ -92,6 +93,7 @@ class WorkerSockets(threading.Thread):
         super().__init__(name="sockets", daemon=True)
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.bad_frames = 0
+        self.time = OwnTime()
         self.accepting = False  # while a model loads, commands that need the engine are refused
         self._epoch = epoch
         self._heartbeat = heartbeat
@@ -178,7 +180,8 @@ class WorkerSockets(threading.Thread):
             now = time.monotonic()
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
-                self._beat(now)
+                self.time.tick()
+                self._beat(self.time.awake())
             more = self._receive(self._work, self._take_work)
             more |= self._receive(self._control, self._take_command)
             if self._zap is not None and self._keys is not None:
@@ -241,11 +244,11 @@ class WorkerSockets(threading.Thread):
     def _take_command(self, sender: bytes, message: Message) -> None:
         if not isinstance(message, Command):
             raise ProtocolError(f"a worker takes no {type(message).__name__} on its control socket")
+        beat = self._heartbeat()
         if message.verb == "health":
-            reply = Reply(self._epoch, message.command_id, asdict(self._heartbeat()))
+            reply = Reply(self._epoch, message.command_id, asdict(beat))
             self._deliver(self._control, sender, encode(reply))
-        elif not self.accepting:
-            beat = self._heartbeat()
+        elif not self.accepting or beat.phase in ("hung", "failed"):
             error = f"worker is {beat.phase}: {beat.detail}" if beat.detail else f"worker is {beat.phase}"
             self._deliver(self._control, sender, encode(Reply(self._epoch, message.command_id, error=error)))
         else:
@@ -262,7 +265,7 @@ class WorkerSockets(threading.Thread):
 
     def _hear(self, sender: bytes) -> _Gateway:
         gateway = self._gateways.setdefault(sender, _Gateway(None, 0.0))
-        gateway.heard_at = time.monotonic()
+        gateway.heard_at = self.time.awake()
         return gateway
 
     def _lose(self, sender: bytes) -> None:

@@ -38,6 +38,7 @@ class _Work(NamedTuple):
 
     name: str
     since: float
+    starved: float  # by then
     limit: float = MOST_SECONDS
     longest: float = 0.0
 
@@ -45,14 +46,18 @@ class _Work(NamedTuple):
 class StepWatch:
     """`turned` and `step` belong to the loop's thread, `age` and `verdict` to any."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, starved: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`starved`: seconds so far in which there was no processor to work on. They count for `MOST_SECONDS` only."""
         self._clock = clock
+        self._starved = starved
         self._longest: dict[tuple[str, int], float] = {}  # seconds, by kind and size class
-        self._work = _Work("the engine's loop", clock())
+        self._work = _Work("the engine's loop", clock(), starved())
 
     def turned(self) -> None:
         """The loop begins a turn."""
-        self._work = _Work("the engine's loop", self._clock())
+        self._work = _Work("the engine's loop", self._clock(), self._starved())
 
     @contextmanager
     def step(self, step: Step) -> Iterator[None]:
@@ -60,8 +65,8 @@ class StepWatch:
         kind, rows = _size(step)
         longest = self._expected(kind, rows)
         limit = max(LEAST_SECONDS, _LIMIT_IN_LONGEST * longest) if longest else MOST_SECONDS
-        started = self._clock()
-        self._work = _Work(f"a {kind} step of {rows}", started, min(limit, MOST_SECONDS), longest)
+        started, starved = self._clock(), self._starved()
+        self._work = _Work(f"a {kind} step of {rows}", started, starved, min(limit, MOST_SECONDS), longest)
         try:
             yield
             seconds, key = self._clock() - started, (kind, rows.bit_length())
@@ -77,12 +82,14 @@ class StepWatch:
         """None while the loop takes no longer than it may."""
         work = self._work
         seconds = self._clock() - work.since
-        if seconds <= work.limit:
+        worked = seconds - (self._starved() - work.starved)
+        if worked <= work.limit and seconds <= MOST_SECONDS:
             return None
         cause = f"{work.name} has been running for {seconds:.0f} s"
         if work.longest:
             cause += f", where such a step took {work.longest:.2g} s at most"
-        return Verdict("failed" if seconds > min(_DEAD_IN_LIMITS * work.limit, MOST_SECONDS) else "hung", cause)
+        is_dead = worked > _DEAD_IN_LIMITS * work.limit or seconds > MOST_SECONDS
+        return Verdict("failed" if is_dead else "hung", cause)
 
     def _expected(self, kind: str, rows: int) -> float:
         """Seconds that a step of so many rows took at most; 0 where none of its kind has run.

@@ -15,6 +15,7 @@ from protocol.messages import Accepted, Completed, Generate, Sampling, TokenLogp
 from worker.build import build
 from worker.config import WorkerSettings
 from worker.io import FromGateway
+from worker.own_time import OwnTime
 from worker.snapshot_clearing import Clearing
 
 VOCAB = 96
@@ -32,6 +33,7 @@ class Sockets:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.bad_frames = 0
+        self.time = OwnTime()
         self.events: dict[str, list[Any]] = defaultdict(list)
 
     def send(self, _sender: bytes, message: Any) -> None:

@@ -141,6 +141,19 @@ def test_a_beat_between_the_others_is_sent_on_demand(tmp_path, connect, monkeypa
     sockets.stop()
 
 
+def test_commands_that_the_engine_cannot_hear_are_refused_with_the_cause(tmp_path, connect):
+    beat = replace(BEAT, phase="hung", detail="a step has been running for 9 s")
+    sockets = started(tmp_path, lambda: beat)
+    sockets.accepting = True
+    operator = connect(CONTROL_SOCKET)
+    operator.send(Command("c", "stats", {}))
+    assert operator.receive() == Reply("e", "c", error="worker is hung: a step has been running for 9 s")
+    beat = BEAT
+    operator.send(Command("d", "stats", {}))
+    assert taken(sockets).command.command_id == "d"
+    sockets.stop()
+
+
 def test_a_gateway_that_hangs_up_is_lost(sockets, connect):
     peer = connect()
     peer.send(Hello("g"))

@@ -122,6 +122,25 @@ def test_a_step_that_failed_teaches_nothing_and_one_that_took_long_is_forgotten(
     assert limit(watch, clock, prefill(64)) == pytest.approx(LEAST_SECONDS, abs=0.2)
 
 
+def test_waiting_for_a_processor_is_no_hang_but_for_a_minute(clock: Clock):
+    starved = Clock()
+    watch = StepWatch(clock, starved)
+    took(watch, clock, decode(1), 0.01)
+    with watch.step(decode(1)):
+        clock.now += 40.0
+        starved.now += 37.0
+        assert watch.verdict() is None
+        clock.now += 1.0
+        verdict = watch.verdict()
+        assert verdict is not None
+        assert verdict.state == "hung"
+        starved.now += 1.0
+        assert watch.verdict() is None
+        clock.now += 20.0
+        starved.now += 20.0
+        assert watch.verdict().state == "failed"  # type: ignore[union-attr]
+
+
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0.001, 5)), min_size=1, max_size=20), st.floats(0.25, 4))
 def test_work_that_is_a_few_times_slower_than_the_work_before_never_hangs(steps: list, slower: float):
     """Where time goes with rows, at whatever pace, no step is taken for a hang: contexts and company may vary."""
