@@ -36,7 +36,7 @@ async def messages(gateway: Gateway, request: web.Request, body: bytes) -> web.S
         return params, conversation, prompt, grammar
 
     with gateway.metrics.tokenize.time():
-        params, conversation, prompt, grammar = await gateway.in_thread(read, body)
+        params, conversation, prompt, grammar = await gateway.work_on(body, tenant, read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     reader = gateway.readers.reader(
         conversation, prompt, calls=params.calls, one_call=params.one_call, held=grammar is not None
@@ -61,7 +61,7 @@ async def count_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
         _, conversation, _ = _read(gateway, body, request[TENANT], to_count=True)
         return gateway.maker.count(conversation, model, request[TENANT])
 
-    counted = {"input_tokens": await gateway.in_thread(count, body)}
+    counted = {"input_tokens": await gateway.work_on(body, request[TENANT], count)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")
 
 

@@ -51,7 +51,7 @@ async def _answer(
     tenant = request[TENANT]
     read = partial(_read, gateway, model, body, kind, tenant)
     with gateway.metrics.tokenize.time():
-        params, prompts, conversation, grammar = await gateway.in_thread(read, body)
+        params, prompts, conversation, grammar = await gateway.work_on(body, tenant, read)
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     make = ChatAnswer if kind == "chat" else CompletionAnswer
     answer = make(request_id, params.model or gateway.model_names[0], gateway.maker.token_bytes, params)

@@ -1,6 +1,6 @@
 """From a conversation, or a plain prompt, to what the worker is sent: token ids and boundaries.
 
-Pure work without input or output, done on a thread: nothing here may touch the event loop's objects.
+Pure work without input or output, done on several threads: nothing here may touch the event loop's objects.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def responses(gateway: Gateway, request: web.Request, body: bytes) -> web.
     """Raises `ServeError`."""
     model, tenant = gateway.client.model(), request[TENANT]
     with gateway.metrics.tokenize.time():
-        read = await gateway.in_thread(partial(_read, gateway, model, body, tenant), body)
+        read = await gateway.work_on(body, tenant, partial(_read, gateway, model, body, tenant))
     params, prompt = read.params, read.prompt
     request[REQUEST_ID] = request_id = gateway.free_id(request[REQUEST_ID])
     name = params.model or gateway.model_names[0]
@@ -79,7 +79,7 @@ async def input_tokens(gateway: Gateway, request: web.Request, body: bytes) -> w
         with _as_input():
             return gateway.maker.count(conversation, model, tenant)
 
-    counted = {"object": "response.input_tokens", "input_tokens": await gateway.in_thread(count, body)}
+    counted = {"object": "response.input_tokens", "input_tokens": await gateway.work_on(body, tenant, count)}
     return web.Response(body=orjson.dumps(counted), content_type="application/json")
 
 

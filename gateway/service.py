@@ -25,6 +25,7 @@ from gateway.faults import log_fault
 from gateway.hints import hinted
 from gateway.metrics import GatewayMetrics
 from gateway.prompts import PromptMaker
+from gateway.quick import is_quick
 from gateway.reply import ReplyReader
 from gateway.reply_reader import ReplyReaders
 from gateway.tenants import Tenant
@@ -52,7 +53,7 @@ _Result = TypeVar("_Result")
 
 
 class Gateway:
-    """One gateway process. Used on one event loop; prompts are made on its threads."""
+    """One gateway process. Used on one event loop; long prompts are made on its threads."""
 
     def __init__(self, settings: GatewaySettings, maker: PromptMaker, client: WorkerClient) -> None:
         self.settings = settings
@@ -77,8 +78,13 @@ class Gateway:
         # The file's own time: it is the same in every gateway, and after each start.
         self.model_created = int(resolve_model(settings.model).stat().st_mtime)
 
-    async def in_thread(self, work: Callable[[], _Result], body: bytes) -> _Result:
-        """Run pure work on a body off the event loop. Large ones wait for one another, and small ones for none."""
+    async def work_on(self, body: bytes, tenant: Tenant, work: Callable[[], _Result]) -> _Result:
+        """Run pure work on a body, off the event loop unless it `is_quick`.
+
+        Large ones wait for one another, and small ones for none.
+        """
+        if is_quick(self.maker.bodies, tenant.name, body):
+            return work()
         threads = self._patient if len(body) > _LARGE_BYTES else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 

@@ -18,6 +18,7 @@ from served import Served
 
 from gateway.canonical import parse_arguments
 from gateway.config import GatewaySettings
+from gateway.tenants import ANYONE
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
@@ -437,10 +438,10 @@ async def test_a_refusal_does_not_send_back_all_it_was_sent(served: Served, sent
 
 async def test_large_bodies_wait_for_one_another_and_small_ones_for_none(served: Served):
     release = threading.Event()
-    gateway, large = served.gateway, b" " * (2 << 20)
-    held = [asyncio.create_task(gateway.in_thread(release.wait, large)) for _ in range(4)]
+    gateway, medium, large = served.gateway, b" " * (1 << 20), b" " * (2 << 20)
+    held = [asyncio.create_task(gateway.work_on(large, ANYONE, release.wait)) for _ in range(4)]
     try:
-        assert await gateway.in_thread(lambda: "read", b"{}") == "read"
+        assert await gateway.work_on(medium, ANYONE, lambda: "read") == "read"
         assert (await served.chat()).status == 200
         assert not any(task.done() for task in held)
     finally:
