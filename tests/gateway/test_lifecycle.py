@@ -218,7 +218,7 @@ async def test_a_completion_without_its_finish_is_no_success(served: Served, wor
         await call.complete()
 
     worker.script = script
-    assert (await served.chat()).status == 500
+    assert (await served.chat()).status == 503
 
 
 @pytest.mark.parametrize("phase", ["hung", "failed"])
