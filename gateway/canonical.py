@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.body import is_too_deep, mended
 from gateway.conversation import JsonObject, Message, Role, ToolCall
+from gateway.custom_tools import CUSTOM_FIELD, custom_function
 from gateway.hints import mark_seconds
 from protocol.errors import RequestError
 
@@ -71,7 +72,7 @@ def without_billing_header(system: str) -> str:
 
 
 def parse_tools(value: object, *, in_order: bool = False) -> tuple[dict[str, Any], ...]:
-    """Function tools with the fields a template can use; tools of other kinds are left out.
+    """Function tools with the fields a template can use, free-form ones too; tools of other kinds are left out.
 
     `in_order` sorts tools by name and the keys of their schemas; lists in these, such as `enum`, keep their order.
     """
@@ -166,6 +167,9 @@ def _calls(message: dict[str, Any], where: str) -> Iterator[ToolCall]:
         raise wrong(f"{where}.tool_calls", "must be a list")
     for at, call in enumerate(value):
         here = f"{where}.tool_calls.{at}"
+        if isinstance(call, dict) and call.get("type") == "custom":
+            yield _custom_call(call, here)
+            continue
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise wrong(f"{here}.function", "must be an object")
@@ -173,6 +177,18 @@ def _calls(message: dict[str, Any], where: str) -> Iterator[ToolCall]:
             raise wrong(f"{here}.function.name", "must be a string")
         arguments = parse_arguments(function.get("arguments"), f"{here}.function.arguments")
         yield ToolCall(_text_or_none(call.get("id")) or "", function["name"], arguments)
+
+
+def _custom_call(call: dict[str, Any], where: str) -> ToolCall:
+    custom = call.get("custom")
+    if not isinstance(custom, dict):
+        raise wrong(f"{where}.custom", "must be an object")
+    for name in ("name", "input"):
+        if not isinstance(custom.get(name), str):
+            raise wrong(f"{where}.custom.{name}", "must be a string")
+    return ToolCall(
+        _text_or_none(call.get("id")) or "", custom["name"], JsonObject({CUSTOM_FIELD: custom["input"]})
+    )
 
 
 def parse_arguments(value: object, where: str) -> Any:
@@ -195,8 +211,13 @@ def parse_arguments(value: object, where: str) -> Any:
 def _tool(value: object, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(value, dict):
         raise wrong(where, "must be an object")
-    if value.get("type", "function") == "function":
-        yield function_tool(value.get("function"), f"{where}.function")
+    match value.get("type", "function"):
+        case "function":
+            yield function_tool(value.get("function"), f"{where}.function")
+        case "custom":
+            custom = value.get("custom")
+            function = custom_function(custom) if isinstance(custom, dict) else None
+            yield function_tool(function, f"{where}.custom")
 
 
 def function_tool(function: object, where: str) -> dict[str, Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway import sse
 from gateway.answer import Answer, cache_comment, cache_report, cached_tokens
+from gateway.custom_tools import custom_input
 from gateway.detokenizer import TokenBytes
 from gateway.errors import error_answer
-from gateway.openai_params import CommonParams
+from gateway.openai_params import ChatParams, CommonParams
 from gateway.prefill import Prefilled
-from gateway.reply import CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
+from gateway.reply import Call, CallArguments, CallEnd, CallStart, Part, ReasoningDelta, Reply, TextDelta, merged
 from gateway.turn import Delta, ScoredToken, Turn
 from protocol.errors import ServeError
 
@@ -103,6 +105,11 @@ class ChatAnswer(OpenAIAnswer):
 
     chunk_object, whole_object, id_prefix = "chat.completion.chunk", "chat.completion", "chatcmpl-"
 
+    def __init__(self, request_id: str, model: str, tokens: TokenBytes, params: CommonParams) -> None:
+        super().__init__(request_id, model, tokens, params)
+        self._custom = params.custom if isinstance(params, ChatParams) else frozenset()
+        self._held: dict[tuple[int, int], Call] = {}  # calls of free-form tools that are not complete
+
     def opening(self, turn: Turn) -> bytes:
         start = {"role": "assistant", "content": ""}
         return b"".join(
@@ -111,7 +118,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def _delta_choices(self, delta: Delta) -> list[dict[str, Any]]:
         """A chunk a part, then one for the end: clients look for one thing at a time."""
-        gained = [_gained(part) for part in merged(delta.parts) if not isinstance(part, CallEnd)]
+        gained = list(filter(None, (self._gained(delta.choice, part) for part in merged(delta.parts))))
         if delta.scored and not gained:
             gained.append({})
         choices = [self._choice(delta.choice, "delta", each) for each in gained]
@@ -127,8 +134,29 @@ class ChatAnswer(OpenAIAnswer):
         if reply.reasoning:
             message |= _reasoning(reply.reasoning)
         if reply.calls:
-            message["tool_calls"] = [_call(call.call_id, call.name, call.arguments) for call in reply.calls]
+            message["tool_calls"] = [self._call(call) for call in reply.calls]
         return self._choice(delta.choice, "message", message, delta.scored, delta.finish_reason)
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        if call.name in self._custom:
+            given = {"name": call.name, "input": custom_input(call.value(), call.arguments)}
+            return {"id": call.call_id, "type": "custom", "custom": given}
+        return _call(call.call_id, call.name, call.arguments)
+
+    def _gained(self, choice: int, part: Part) -> dict[str, Any]:
+        """The `delta` of a chunk; what a free-form tool is given is known once its call is complete."""
+        match part:
+            case CallStart() if part.name in self._custom:
+                self._held[choice, part.index] = begun = Call(part.call_id, part.name, "")
+                return {"tool_calls": [{"index": part.index, **self._call(begun)}]}
+            case CallArguments() if held := self._held.get((choice, part.index)):
+                self._held[choice, part.index] = replace(held, arguments=held.arguments + part.fragment)
+                return {}
+            case CallEnd() if held := self._held.pop((choice, part.index), None):
+                given = self._call(held)["custom"]["input"]
+                return {"tool_calls": [{"index": part.index, "custom": {"input": given}}]}
+            case _:
+                return _gained(part)
 
     def _choice(
         self,

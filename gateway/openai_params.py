@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gateway.custom_tools import custom_names
 from gateway.demands import ResponseFormat
 from gateway.grammar import Demand
 from protocol.errors import RequestError
@@ -112,7 +113,7 @@ class CommonParams(BaseModel):
 
 
 class ChatParams(CommonParams):
-    """`POST /v1/chat/completions` without messages and tools."""
+    """`POST /v1/chat/completions` without messages and tools; `custom` are the names of those that are free-form."""
 
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -126,6 +127,7 @@ class ChatParams(CommonParams):
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     functions: list[Any] | None = None  # the old name of `tools`
+    custom: Annotated[frozenset[str], BeforeValidator(custom_names)] = Field(frozenset(), validation_alias="tools")
 
     @property
     def asked_tokens(self) -> int | None:

@@ -56,6 +56,7 @@ _THOUGHTS = listed(record({"text": TEXT}, "text"))
 _FUNCTION = {"name": _NAME, "description": _LENIENT, "parameters": {"type": ["object", "null"]}}
 _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
 
+_NAMED = record({"name": TEXT}, "name")
 _GIVEN = (ref("Document"), ref("SearchResult"))
 
 
@@ -109,16 +110,30 @@ _PARTS: dict[str, Schema] = {
         ),
         description="An assistant's, as the last message, is the beginning of the answer",
     ),
-    "ChatCall": record(
-        {
-            "id": _LENIENT,
-            "function": record({"name": TEXT, "arguments": _ARGUMENTS}, "name"),
-        },
-        "function",
+    "ChatCall": either(
+        record(
+            {
+                "id": _LENIENT,
+                "type": {"not": {"enum": ["custom"]}},
+                "function": record({"name": TEXT, "arguments": _ARGUMENTS}, "name"),
+            },
+            "function",
+        ),
+        record(
+            {
+                "id": _LENIENT,
+                "type": word("custom"),
+                "custom": record({"name": TEXT, "input": TEXT}, "name", "input"),
+            },
+            *("type", "custom"),
+        ),
     ),
     "ChatTool": either(
         record({"type": word("function"), "function": record(_FUNCTION, "name")}, "function"),
-        _other_than("function"),
+        record(
+            {"type": word("custom"), "custom": record({"name": _NAME, "description": _LENIENT}, "name")}, "custom"
+        ),
+        _other_than("function", "custom"),
     ),
     "Document": record(
         {
@@ -278,7 +293,7 @@ def input_components() -> dict[str, Schema]:
     spoken = responses | {
         "input": either(TEXT, listed(ref("InputItem"), minItems=1)),
         "tools": _tools("ResponsesTool"),
-        "tool_choice": _choice({"name": TEXT}),
+        "tool_choice": _choice(name=TEXT),
     }
     prompt = either(_NAME, _TOKENS, listed(either(_NAME, _TOKENS), minItems=1, maxItems=MAX_CHOICES))
     return {
@@ -290,7 +305,7 @@ def input_components() -> dict[str, Schema]:
                 "messages": listed(ref("ChatMessage"), minItems=1),
                 "functions": {"enum": [[], None]},
                 "tools": _tools("ChatTool"),
-                "tool_choice": _choice({"function": record({"name": TEXT}, "name")}),
+                "tool_choice": _choice(function=_NAMED, custom=_NAMED),
             },
             "messages",
         ),
@@ -308,9 +323,13 @@ def input_components() -> dict[str, Schema]:
     }
 
 
-def _choice(named: Mapping[str, Schema]) -> Schema:
-    one = record({"type": word("function", "custom"), **named}, "type", *named)
+def _choice(**named: Schema) -> Schema:
+    """`named` is what tells one tool: the object or the text of that name."""
+    ones = (
+        record({"type": word("function", "custom") if key == "name" else word(key), key: each}, "type", key)
+        for key, each in named.items()
+    )
     some = {"mode": word("auto", "required"), "tools": listed(OBJECT)}
     allowed = {"type": word("allowed_tools")}
     inside = record(allowed | {"allowed_tools": record(some, *some)}, "type", "allowed_tools")
-    return either(word("auto", "none", "required"), one, inside, record(allowed | some, "type", *some), NULL)
+    return either(word("auto", "none", "required"), *ones, inside, record(allowed | some, "type", *some), NULL)

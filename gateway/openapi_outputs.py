@@ -20,7 +20,10 @@ def _whole(**properties: Schema) -> Schema:
 
 def output_components() -> dict[str, Schema]:
     """All components that answers are made of."""
-    call = _whole(id=TEXT, type=word("function"), function=_whole(name=TEXT, arguments=TEXT))
+    call = either(
+        _whole(id=TEXT, type=word("function"), function=_whole(name=TEXT, arguments=TEXT)),
+        _whole(id=TEXT, type=word("custom"), custom=_whole(name=TEXT, input=TEXT)),
+    )
     message = record(
         {
             "role": word("assistant"),

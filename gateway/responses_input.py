@@ -12,7 +12,8 @@ from typing import Any
 
 from gateway.canonical import parse_arguments, parse_content, required_content, uncalled, wrong
 from gateway.conversation import Message, Role, ToolCall
-from gateway.responses_tools import CUSTOM_FIELD, function_name
+from gateway.custom_tools import CUSTOM_FIELD
+from gateway.responses_tools import function_name
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SEALED = "prefixd.1."  # begins `encrypted_content` of our own making

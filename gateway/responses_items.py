@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
+from gateway.custom_tools import custom_input
 from gateway.reply import Call
 from gateway.responses_input import seal
-from gateway.responses_tools import CUSTOM_FIELD, Offered
+from gateway.responses_tools import Offered
 
 Event = dict[str, Any]
 
@@ -178,9 +179,7 @@ class CustomCallItem(_CallItem):
         return iter(())
 
     def end(self, status: str) -> Iterator[Event]:
-        value = Call(self._call_id, self._tool.name, self._text).value()
-        given = value.get(CUSTOM_FIELD) if isinstance(value, dict) else None
-        self._input = given if isinstance(given, str) else self._text
+        self._input = custom_input(Call(self._call_id, self._tool.name, self._text).value(), self._text)
         yield self._event("custom_tool_call_input.delta", delta=self._input)
         yield self._event("custom_tool_call_input.done", input=self._input)
         yield from super().end(status)

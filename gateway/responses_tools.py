@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from gateway.canonical import function_tool, sorted_tools, wrong
-
-CUSTOM_FIELD = "input"  # the one argument of a function that stands for a free-form tool
+from gateway.custom_tools import custom_function
 
 
 class Offered(NamedTuple):
@@ -62,25 +61,10 @@ def _tool(value: object, where: str, namespace: str | None = None) -> Iterator[t
         for at, item in enumerate(value["tools"]):
             yield from _tool(item, f"{where}.tools.{at}", value["name"])
     elif kind == "function" or kind == "custom":
-        function = function_tool(value if kind == "function" else _custom(value), where)
+        function = function_tool(value if kind == "function" else custom_function(value), where)
         name = function["function"]["name"]
         function["function"]["name"] = function_name(name, namespace)
         yield function, Offered(kind, name, namespace)
-
-
-def _custom(tool: dict[str, Any]) -> dict[str, Any]:
-    """A free-form tool as a function of one text, its grammar being told in words."""
-    description = tool.get("description") or ""
-    form = tool.get("format")
-    if isinstance(form, dict) and isinstance(form.get("definition"), str):
-        description = f"{description}\n\n`{CUSTOM_FIELD}` follows this {form.get('syntax')} grammar:\n"
-        description = (description + form["definition"]).lstrip()
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_FIELD: {"type": "string"}},
-        "required": [CUSTOM_FIELD],
-    }
-    return {"name": tool.get("name"), "description": description, "parameters": parameters}
 
 
 def _echo(tool: dict[str, Any]) -> dict[str, Any]:
