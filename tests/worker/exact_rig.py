@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,28 @@ class Worker:
         (accepted,) = [event for event in self.sockets.events[request_id] if isinstance(event, Accepted)]
         return accepted.depth
 
+    def settle(self) -> None:
+        """Have all that was kept copied to slower tiers."""
+        tiers = self.engine._tiers
+        assert tiers is not None
+        assert tiers.finish(60.0) == 0
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[Callable[..., Worker]]:
+    """Start a worker in place of the one before, which is closed."""
+    workers: list[Worker] = []
+
+    def start(path: Path, **settings: Any) -> Worker:
+        if workers:
+            workers.pop().engine.close()
+        workers.append(Worker(path, **settings))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.engine.close()
+
 
 def ids(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=count)
@@ -96,6 +119,13 @@ def question(length: int, tail: int = 5) -> Prompt:
 def primer(length: int) -> Prompt:
     """Another prompt with the same boundary: serving it keeps a snapshot there."""
     return prompt(ids(length, length), tail=ids(20_000 + length, 3), head=False)
+
+
+def cold_answers(worker: Worker, lengths: Sequence[int], max_tokens: int) -> dict[int, Answer]:
+    """The answers with the cache off, each computed alone, no two of which are equal."""
+    cold = {length: worker.serve(question(length), cache=False, max_tokens=max_tokens) for length in lengths}
+    assert len(set(cold.values())) == len(lengths), "the answers say nothing of their prompts"
+    return cold
 
 
 def assert_hits_equal(worker: Worker, cold: Mapping[int, Answer], asked: Mapping[int, str]) -> None:
@@ -142,6 +172,16 @@ def assert_equal_after_flush(worker: Worker, cold: Mapping[int, Answer]) -> None
     asked = {length: worker.ask(question(length), max_tokens=len(cold[length])) for length in cold}
     worker.run()
     assert_hits_equal(worker, cold, asked)
+
+
+def assert_equal_after_swapping(roomy: Worker, worker: Worker) -> None:
+    """Ten answers that do not fit the pool of `worker` together, of prompts that start from a snapshot."""
+    lengths = [20 + 7 * index for index in range(10)]
+    alone = [roomy.serve(question(length), cache=False, max_tokens=100) for length in lengths]
+    asked = [worker.ask(question(length), max_tokens=100) for length in lengths]
+    worker.run()
+    assert worker.count("prefixd_swaps_total", direction="in") > 0
+    assert [worker.answer(request_id) for request_id in asked] == alone
 
 
 def prime(worker: Worker, lengths: Iterable[int]) -> None:

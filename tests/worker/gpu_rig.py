@@ -1,12 +1,15 @@
-"""Small random models with heads of the sizes that real ones have: the shapes of CUDA kernels depend on those."""
+"""Small random models for the card, with heads of the sizes of real ones: the shapes of kernels depend on those."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from exact_rig import Worker, ids
+from snapshot_rig import prompt
 from tiny_models import save_tiny
 
 on_a_card = [
@@ -78,3 +81,30 @@ def save_model(directory: Path, kind: str) -> None:
         elif name.endswith("A_log"):
             weight.data.sub_(5)  # or nothing is remembered for longer than a few tokens
     made.save_pretrained(directory)
+
+
+def models(kinds: Sequence[str]) -> Any:
+    """A fixture of a module: the folder of a model of each kind."""
+
+    @pytest.fixture(scope="module", params=kinds)
+    def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory: Path = tmp_path_factory.mktemp(request.param)
+        save_model(directory, request.param)
+        return directory
+
+    return path
+
+
+def assert_equal_in_conversation(worker: Worker) -> list[list[int]]:
+    """Every turn hits, and answers what it does without the cache. All messages, with the answers."""
+    history: list[list[int]] = [ids(77, 900)]
+    for turn in range(20):
+        history.append(ids(100 + turn, 60 + 13 * turn))
+        asked = prompt(*history, tail=ids(5, 4))
+        request_id = worker.ask(asked, max_tokens=16)
+        worker.run()
+        assert (worker.depth(request_id) > 0) == (turn > 0)
+        hit = worker.answer(request_id)
+        assert hit == worker.serve(asked, cache=False, max_tokens=16), turn
+        history.append([score.token_id for score in hit])
+    return history

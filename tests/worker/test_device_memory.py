@@ -5,12 +5,13 @@ Positions are not those of blocks, and conversations share beginnings.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exact_rig import VOCAB, Worker, ids
+from exact_rig import VOCAB, Worker, ids, one_at_a_time
 from snapshot_rig import Prompt, prompt
 from tiny_models import save_tiny
 
@@ -28,27 +29,16 @@ def conversation(turns: int, who: int = 0) -> Prompt:
 
 
 @pytest.fixture
-def serve(tmp_path: Path):
-    workers: list[Worker] = []
+def serve(tmp_path: Path) -> Iterator[Callable[[str], Worker]]:
+    with one_at_a_time() as start:
 
-    def start(family: str, **settings: Any) -> Worker:
-        if workers:
-            workers.pop().engine.close()
-        path = tmp_path / family
-        if not path.exists():
-            save_tiny(path, family, vocab_size=VOCAB, max_position_embeddings=1024, **FAMILIES[family])
-        workers.append(Worker(path, disk_cache=str(tmp_path / "cache"), **settings))
-        return workers[-1]
+        def begin(family: str) -> Worker:
+            path = tmp_path / family
+            if not path.exists():
+                save_tiny(path, family, vocab_size=VOCAB, max_position_embeddings=1024, **FAMILIES[family])
+            return start(path, disk_cache=str(tmp_path / "cache"))
 
-    yield start
-    for worker in workers:
-        worker.engine.close()
-
-
-def settle(worker: Worker) -> None:
-    tiers = worker.engine._tiers
-    assert tiers is not None
-    assert tiers.finish(60.0) == 0
+        yield begin
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,7 +47,7 @@ def test_hits_from_disk_are_exact(serve, family: str):
     asked = {(who, turns): conversation(turns, who) for who, turns in ((0, 4), (1, 2))}
     for request in asked.values():
         worker.serve(request)
-    settle(worker)
+    worker.settle()
     cold = {key: worker.serve(request, cache=False, max_tokens=6) for key, request in asked.items()}
     for key, request in asked.items():
         worker = serve(family)

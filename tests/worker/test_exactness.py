@@ -21,9 +21,10 @@ from exact_rig import (
     Answer,
     Worker,
     assert_equal_after_flush,
+    assert_equal_after_swapping,
     assert_equal_in_company,
     assert_long_answers_equal,
-    question,
+    cold_answers,
     unequal_hits,
 )
 from tiny_models import save_tiny
@@ -52,12 +53,10 @@ def test_packed_and_float32_weights_decode_by_a_step_of_their_own(worker):
 
 @pytest.fixture(scope="module")
 def cold(worker) -> dict[int, Answer]:
-    """The answers with the cache off, each computed alone."""
-    return {length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS}
+    return cold_answers(worker, LENGTHS, STEPS)
 
 
 def test_hits_alone_and_among_others(worker, cold):
-    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
     assert [len(answer) for answer in cold.values()] == [STEPS] * len(LENGTHS)
     assert_equal_in_company(worker, cold)
 
@@ -89,16 +88,10 @@ def test_hits_where_threads_share_the_work(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_answers_after_swapping(tmp_path, dtype):
-    """Ten answers that do not fit the pool together, of prompts that start from a snapshot."""
     save_tiny(tmp_path, "llama", max_position_embeddings=1024, **({} if dtype == "bfloat16" else WHOLE))
     tiny = Worker(tmp_path, dtype=dtype)
     worker = Worker(tmp_path, dtype=dtype, kv_memory=30 * 32 * tiny.model.kv_bytes_per_token)
-    lengths = [20 + 7 * index for index in range(10)]
-    alone = [worker.serve(question(length), cache=False, max_tokens=100) for length in lengths]
-    asked = [worker.ask(question(length), max_tokens=100) for length in lengths]
-    worker.run()
-    assert worker.count("prefixd_swaps_total", direction="in") > 0
-    assert [worker.answer(request_id) for request_id in asked] == alone
+    assert_equal_after_swapping(worker, worker)
 
 
 # Builds with one rule broken: the comparison above finds each. Where rows happen to agree depends on the machine, so

@@ -17,8 +17,10 @@ from exact_rig import (
     Answer,
     Worker,
     assert_equal_after_flush,
+    assert_equal_after_swapping,
     assert_equal_in_company,
     assert_long_answers_equal,
+    cold_answers,
     ids,
     question,
     unequal_hits,
@@ -72,12 +74,10 @@ def worker(request, tmp_path_factory) -> Worker:
 
 @pytest.fixture(scope="module")
 def cold(worker) -> dict[int, Answer]:
-    """The answers with the cache off, each computed alone."""
-    return {length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS}
+    return cold_answers(worker, LENGTHS, STEPS)
 
 
 def test_hits_alone_and_among_others(worker, cold):
-    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
     assert_equal_in_company(worker, cold)
 
 
@@ -91,19 +91,13 @@ def test_hits_after_eviction_and_a_new_commit(worker, cold):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_answers_after_swapping(tmp_path, kind):
-    """Ten answers that do not fit the pool together, of prompts that start from a snapshot."""
     roomy = serve(tmp_path, kind, dtype="float32")
     store = roomy.engine._store
     states = 0 if store.states is None else 30 * store.state_bytes
     # Of a hybrid's memory at most half goes to states: as much again is KV.
     memory = 30 * store.block_bytes + states
     worker = Worker(tmp_path, dtype="float32", kv_memory=memory, slots=18, max_running=10)
-    lengths = [20 + 7 * index for index in range(10)]
-    alone = [roomy.serve(question(length), cache=False, max_tokens=100) for length in lengths]
-    asked = [worker.ask(question(length), max_tokens=100) for length in lengths]
-    worker.run()
-    assert worker.count("prefixd_swaps_total", direction="in") > 0
-    assert [worker.answer(request_id) for request_id in asked] == alone
+    assert_equal_after_swapping(roomy, worker)
 
 
 def conversation(turns: int, size: int = 23) -> Prompt:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from exact_rig import Answer, Worker, assert_equal_in_company, ids, question, unequal_hits
-from gpu_rig import DENSE, LENGTHS, on_a_card, save_model
-from snapshot_rig import Prompt, prompt
+from exact_rig import Worker, assert_equal_in_company, cold_answers, ids, question, unequal_hits
+from gpu_rig import DENSE, LENGTHS, assert_equal_in_conversation, models, on_a_card
+from snapshot_rig import prompt
 
 from protocol.messages import Generate, Sampling, Tokens
 from worker.io import FromGateway
@@ -17,13 +17,7 @@ from worker.io import FromGateway
 pytestmark = on_a_card
 LONG = [16384, 20001, 32767, 32768, 32769]
 STEPS = 16
-
-
-@pytest.fixture(scope="module", params=DENSE)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    save_model(directory, request.param)
-    return directory
+path = models(DENSE)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +48,7 @@ def test_logits_are_those_of_the_plain_form(worker: Worker):
 
 
 def test_hits_alone_and_among_others(worker: Worker):
-    cold: dict[int, Answer] = {
-        length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS
-    }
-    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
-    assert_equal_in_company(worker, cold)
+    assert_equal_in_company(worker, cold_answers(worker, LENGTHS, STEPS))
 
 
 @pytest.mark.parametrize("tail", [1, 5, 250, 600])
@@ -67,16 +57,7 @@ def test_hits_on_long_prompts(worker: Worker, tail: int):
 
 
 def test_a_conversation_is_the_same_with_and_without_the_cache(worker: Worker):
-    history: list[list[int]] = [ids(77, 900)]
-    for turn in range(20):
-        history.append(ids(100 + turn, 60 + 13 * turn))
-        asked: Prompt = prompt(*history, tail=ids(5, 4))
-        request_id = worker.ask(asked, max_tokens=STEPS)
-        worker.run()
-        assert (worker.depth(request_id) > 0) == (turn > 0)
-        hit = worker.answer(request_id)
-        assert hit == worker.serve(asked, cache=False, max_tokens=STEPS), turn
-        history.append([score.token_id for score in hit])
+    assert_equal_in_conversation(worker)
 
 
 def test_a_prompt_past_the_pool_is_refused_and_nothing_else_fails(path: Path):

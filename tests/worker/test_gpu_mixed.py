@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from exact_rig import Answer, Worker, assert_equal_in_company, ids, question, unequal_hits
-from gpu_rig import LENGTHS, MIXED, on_a_card, save_model
-from snapshot_rig import Prompt, prompt
+from exact_rig import (
+    Worker,
+    assert_equal_after_swapping,
+    assert_equal_in_company,
+    cold_answers,
+    ids,
+    question,
+    unequal_hits,
+)
+from gpu_rig import LENGTHS, MIXED, assert_equal_in_conversation, models, on_a_card
+from snapshot_rig import prompt
 from torch import Tensor
 
 from protocol.messages import Boundary, Generate, Sampling
@@ -22,13 +30,7 @@ pytestmark = on_a_card
 LONG = [16384, 20001, 32769]
 STEPS = 8
 LAST = 16_500
-
-
-@pytest.fixture(scope="module", params=MIXED)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    save_model(directory, request.param)
-    return directory
+path = models(MIXED)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +122,7 @@ def test_states_at_boundaries_are_the_same_whatever_passes_they_were_made_in(wor
 
 
 def test_hits_alone_and_among_others(worker: Worker):
-    cold: dict[int, Answer] = {
-        length: worker.serve(question(length), cache=False, max_tokens=STEPS) for length in LENGTHS
-    }
-    assert len(set(cold.values())) == len(LENGTHS), "the answers say nothing of their prompts"
-    assert_equal_in_company(worker, cold)
+    assert_equal_in_company(worker, cold_answers(worker, LENGTHS, STEPS))
 
 
 @pytest.mark.parametrize("tail", [1, 250])
@@ -133,16 +131,7 @@ def test_hits_on_long_prompts(worker: Worker, tail: int):
 
 
 def test_a_conversation_is_the_same_with_and_without_the_cache(worker: Worker):
-    history: list[list[int]] = [ids(77, 900)]
-    for turn in range(20):
-        history.append(ids(100 + turn, 60 + 13 * turn))
-        asked: Prompt = prompt(*history, tail=ids(5, 4))
-        request_id = worker.ask(asked, max_tokens=16)
-        worker.run()
-        assert (worker.depth(request_id) > 0) == (turn > 0)
-        hit = worker.answer(request_id)
-        assert hit == worker.serve(asked, cache=False, max_tokens=16), turn
-        history.append([score.token_id for score in hit])
+    history = assert_equal_in_conversation(worker)
     # Somebody goes back behind the head, and somebody edits an earlier message.
     for kept in (1, 12):
         asked = prompt(*history[:kept], ids(900 + kept, 130), tail=ids(5, 4))
@@ -179,9 +168,4 @@ def test_several_choices_and_answers_after_swapping(path: Path, worker: Worker):
         # States take half of it: leave as few blocks as the others have.
         spare = small.engine._store.pool.free_count - 30
         small.engine._store.pool.allocate(spare)
-    lengths = [20 + 7 * index for index in range(10)]
-    alone = [worker.serve(question(length), cache=False, max_tokens=100) for length in lengths]
-    asked = [small.ask(question(length), max_tokens=100) for length in lengths]
-    small.run()
-    assert small.count("prefixd_swaps_total", direction="in") > 0
-    assert [small.answer(request_id) for request_id in asked] == alone
+    assert_equal_after_swapping(worker, small)

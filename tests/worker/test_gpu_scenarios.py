@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from exact_rig import Worker, ids
-from gpu_rig import MIXED, on_a_card, save_model
+from gpu_rig import MIXED, models, on_a_card
 from snapshot_rig import Prompt, prompt
 
 pytestmark = on_a_card
@@ -18,11 +18,7 @@ STEPS = 8
 PERIOD, LATE = 8192, 4096  # of snapshots in long stretches: so far apart, and so far behind a multiple at most
 
 
-@pytest.fixture(scope="module", params=MIXED)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    save_model(directory, request.param)
-    return directory
+path = models(MIXED)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exact_rig import Worker, ids
-from gpu_rig import MIXED, on_a_card, save_model
+from exact_rig import Worker, ids, one_at_a_time
+from gpu_rig import MIXED, models, on_a_card
 from snapshot_rig import Prompt, prompt
 
 from worker.snapshot_clearing import Clearing
@@ -28,34 +29,13 @@ def conversation(turns: int, who: int = 0) -> Prompt:
 
 
 ASKED = [conversation(turns, who) for who, turns in ((0, 5), (1, 2), (2, 30))]
-
-
-@pytest.fixture(scope="module", params=["qwen3", *MIXED])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    save_model(directory, request.param)
-    return directory
+path = models(["qwen3", *MIXED])
 
 
 @pytest.fixture
 def serve(path: Path) -> Iterator[Serve]:
-    workers: list[Worker] = []
-
-    def start(**settings: Any) -> Worker:
-        if workers:
-            workers.pop().engine.close()
-        workers.append(Worker(path, device="cuda", kv_memory="2GiB", verify_hits=1.0, **settings))
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.engine.close()
-
-
-def settle(worker: Worker) -> None:
-    tiers = worker.engine._tiers
-    assert tiers is not None
-    assert tiers.finish(60.0) == 0
+    with one_at_a_time() as start:
+        yield partial(start, path, device="cuda", kv_memory="2GiB", verify_hits=1.0)
 
 
 def assert_hits_of(worker: Worker, source: str, cold: list[Any]) -> None:
@@ -79,7 +59,7 @@ def test_hits_from_disk_after_a_restart(serve: Serve, tmp_path: Path):
     cold = [worker.serve(request, cache=False, max_tokens=STEPS) for request in ASKED]
     for request in ASKED:
         worker.serve(request)
-    settle(worker)
+    worker.settle()
     assert_hits_of(serve(**tiers), "disk", cold)
 
 
@@ -88,7 +68,7 @@ def test_hits_from_the_host(serve: Serve):
     cold = [worker.serve(request, cache=False, max_tokens=STEPS) for request in ASKED]
     for request in ASKED:
         worker.serve(request)
-    settle(worker)
+    worker.settle()
     store = worker.engine._store
     assert Clearing(store).make_room(store.pool.free_count + store.held_count)
     assert store.snapshot_count == 0
