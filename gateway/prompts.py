@@ -196,7 +196,11 @@ class PromptMaker:
     def completion(self, prompt: str | array[int], model: ModelInfo, tenant: Tenant = ANYONE) -> Prompt:
         """A plain prompt: text encoded as the tokenizer does by default, or token ids as they are."""
         try:
-            ids = self.tokenizer.encode_plain(prompt, model.max_model_len) if isinstance(prompt, str) else prompt
+            ids = (
+                self.tokenizer.encode_plain(prompt, model.max_model_len, tenant.name)
+                if isinstance(prompt, str)
+                else prompt
+            )
         except TooLongError as error:
             raise _too_long(f"at least {error.at_least}", model, "prompt") from error
         if not ids:

@@ -27,6 +27,7 @@ from gateway.tokenizer_setup import (
     strip_end,
     strip_start,
 )
+from gateway.word_memory import word_memory
 
 _CACHE_BYTES = 128 << 20
 _NEAR = 32  # characters from which is told how the blanks between them are cut
@@ -87,6 +88,7 @@ class PromptTokenizer:
         self._texts = TextMemory(max(map(len, self._added), default=0))
         self._lock = Lock()
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._words = word_memory(self._rest, vocabulary)
         self._longest = max((len(token) for token in vocabulary), default=1)
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         self.by_pieces = not any(
@@ -105,10 +107,13 @@ class PromptTokenizer:
         """The tokens that plain encoding puts before any text, such as BOS."""
         return self._before
 
-    def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
-        """A plain prompt as the tokenizer encodes it by default. Control tokens in it are recognised."""
-        self._refuse_hopeless(text, limit)
-        return array("i", [*self._before, *self._encode(self._whole, text).ids, *self._behind])
+    def encode_plain(self, text: str, limit: int | None = None, owner: str = "") -> array[int]:
+        """A plain prompt as the tokenizer encodes it by default. Control tokens in it are recognised.
+
+        `owner` and what is raised are those of `encode_chat`.
+        """
+        ids = self.encode_chat(text, limit=limit, owner=owner).token_ids
+        return array("i", self._before) + ids + array("i", self._behind)
 
     def encode_chat(
         self,
@@ -183,12 +188,19 @@ class PromptTokenizer:
             if piece is not None:
                 self._pieces.move_to_end(key)
         if piece is None or (spans and piece.spans is None):
-            encoding = self._encode(self._rest if later else self._first, text, spans)
-            ids = array("i", encoding.ids)
-            cost = 200 + 2 * len(text) + ids.itemsize * len(ids) + (140 * len(ids) if spans else 0)
-            piece = _Piece(ids, encoding.offsets if spans else None, cost)
+            piece = self._new_piece(text, self._rest if later else self._first, spans, owner)
             self._remember(key, piece)
         return piece
+
+    def _new_piece(self, text: str, tokenizer: Tokenizer, spans: bool, owner: str) -> _Piece:
+        cost = 200 + 2 * len(text)
+        if self._words is not None and tokenizer is self._rest and not spans:
+            ids = self._words.encode(text, owner)
+            return _Piece(ids, None, cost + ids.itemsize * len(ids))
+        encoding = self._encode(tokenizer, text, spans)
+        ids = array("i", encoding.ids)
+        cost += (ids.itemsize + 140 * spans) * len(ids)
+        return _Piece(ids, encoding.offsets if spans else None, cost)
 
     def _remember(self, key: tuple[str, str], piece: _Piece) -> None:
         if piece.bytes > self._cache_bytes:  # all others would go for it, and then it too
