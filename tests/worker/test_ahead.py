@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from scheduler_rig import Rig, answer, one, states
-from snapshot_rig import prompt
+from scheduler_rig import Rig, one
+from snapshot_rig import prompt, states
+from toy_model import answer
 
 from protocol.messages import Accepted, Completed
 from worker.ahead import Ahead

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from scheduler_rig import VOCAB, Rig, answer, one_hot, text
+from scheduler_rig import Rig, text
 from snapshot_rig import Prompt, prompt
+from toy_model import VOCAB, answer, one_hot
 
 from protocol.messages import Absorb, Command, Completed
 from worker.background import PASS_ROWS

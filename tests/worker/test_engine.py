@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import torch
-from scheduler_rig import VOCAB, Rig, one, text
+from scheduler_rig import Rig, one, text
 from snapshot_rig import prompt
+from toy_model import VOCAB
 
 from protocol.messages import Accepted, Cancel, Completed, Failed, Finished, Message, Progress, Tokens
 from worker import engine as engine_module

@@ -7,7 +7,8 @@ import re
 
 import pytest
 import torch
-from scheduler_rig import VOCAB, Rig, one
+from scheduler_rig import Rig, one
+from toy_model import VOCAB
 
 from protocol.messages import Completed, Failed, Sampling, Vocabulary
 from worker.grammar import Compiler, Constraint, GrammarError

@@ -6,8 +6,9 @@ import queue
 import threading
 
 import pytest
-from scheduler_rig import VOCAB, Rig, one
+from scheduler_rig import Rig, one
 from test_grammar import TOLD, spelled
+from toy_model import VOCAB
 
 from protocol.messages import Vocabulary
 from worker import grammars

@@ -1,6 +1,6 @@
 """The scheduler under any course of events, on pools so small that everything is evicted and swapped all the time.
 
-Every pass checks that what it reads is the state of its own tokens (`scheduler_rig.py`). The last tests put faults
+Every pass checks that what it reads is the state of its own tokens (`toy_model.py`). The last tests put faults
 into the worker and see that the machine finds each.
 """
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from scheduler_rig import Rig, answer
+from scheduler_rig import Rig
 from snapshot_rig import prompt
+from toy_model import answer
 
 from protocol.messages import Completed, Failed
 from worker.block_pool import BlockError

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scheduler_rig import VOCAB, Rig, text
+from scheduler_rig import Rig, text
 from snapshot_rig import prompt
+from toy_model import VOCAB
 
 from protocol.messages import Absorb, Boundary, Sampling
 from worker.io import FromGateway
