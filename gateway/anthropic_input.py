@@ -18,7 +18,9 @@ from gateway.conversation import Message, ToolCall
 from gateway.hints import mark_seconds
 
 _ROLES = ("user", "assistant", "system")
-_UNREADABLE = {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result"}
+_UNREADABLE = {
+    *("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "mcp_tool_listing", "fallback")
+}
 
 
 Through = Callable[

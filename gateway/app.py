@@ -256,7 +256,8 @@ def _http_error(request: web.Request, error: HTTPException) -> ErrorAnswer:
         words = f"{request.method} is not allowed on {request.path}; {allowed} is"
         return ErrorAnswer(405, words, headers={"Allow": allowed})
     if error.status == 404:
-        return ErrorAnswer(404, not_here.words(request.path))
+        served = {resource.canonical for resource in request.app.router.resources()}
+        return ErrorAnswer(404, not_here.words(request.path, served))
     return ErrorAnswer(error.status, error.reason)
 
 

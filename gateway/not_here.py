@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 _STORED = "nothing is stored here: send the whole conversation with each request"
 _BATCHES = "there are no batches here: send each of the requests by itself"
 _FILES = "no files are stored here: send their text in the request"
@@ -19,8 +21,13 @@ _WORDS = {
 }
 
 
-def words(path: str) -> str:
-    """Why there is nothing at a path."""
+def words(path: str, served: Collection[str]) -> str:
+    """Why there is nothing at a path. `served` are those at which there is something."""
+    meant = next(
+        (each for each in (path.rstrip("/"), f"/v1{path}", path.removeprefix("/v1")) if each in served), None
+    )
+    if meant is not None and meant != path:
+        return f"there is nothing at {path}, but at {meant}"
     why = next(
         (why for start, why in _WORDS.items() if path.startswith(start)), "/openapi.json tells what there is"
     )

@@ -111,7 +111,7 @@ def _conversation(
     messages = parse_messages(fields.get("messages"), drop_billing_header=drop, through=through)
     # With `tool_choice` none too: without its tools, the head of the prompt would be another one.
     tools = parse_tools(fields.get("tools"), in_order=settings.canonical_tool_order)
-    variables = template_variables(params.chat_template_kwargs, params.reasoning_effort, params.enable_thinking)
+    variables = template_variables(params.chat_template_kwargs, params.effort, params.thinks)
     return Conversation(
         messages,
         tools,

@@ -21,6 +21,11 @@ _TOKEN_NAMES = {"propertyNames": {"pattern": f"^[0-9]{{1,{_ID_DIGITS}}}$"}}  # c
 _SEED_MASK = (1 << 63) - 1
 
 Fields = TypeVar("Fields", bound=BaseModel)
+# What other servers have for the form of an answer: without it, nothing would be as it was asked for.
+OTHER_FORMS = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("grammar", "json_schema", "regex", "ebnf"),
+)
 OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
@@ -124,9 +129,12 @@ class ChatParams(CommonParams):
     prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    thinking: Any = None
+    reasoning: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     functions: list[Any] | None = None  # the old name of `tools`
+    function_call: Any = None  # and of `tool_choice`
     custom: Annotated[frozenset[str], BeforeValidator(custom_names)] = Field(frozenset(), validation_alias="tools")
 
     @property
@@ -138,6 +146,26 @@ class ChatParams(CommonParams):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def effort(self) -> str | None:
+        """How much to think, which some clients say in an object."""
+        match self.reasoning:
+            case {"effort": str(effort)} if self.reasoning_effort is None:
+                return effort
+        return self.reasoning_effort
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to think at all, in any of the ways that clients have to say so; what is none of them is ignored."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        match self.thinking, self.reasoning:
+            case (bool(thinks), _) | ({"type": "enabled" | "adaptive" | "disabled" as thinks}, _):
+                return thinks not in (False, "disabled")
+            case _, {"enabled": bool(thinks)}:
+                return thinks
+        return None
+
+    @property
     def form(self) -> Demand | None:
         """What form an answer without calls must have. Raises `RequestError`."""
         return self.response_format.demand("response_format") if self.response_format else None
@@ -146,6 +174,8 @@ class ChatParams(CommonParams):
         """Raises `RequestError` for what is understood but would be served wrongly."""
         if self.functions:
             raise RequestError("functions is not supported: send them as tools", param="functions")
+        if isinstance(self.function_call, dict):
+            raise RequestError("function_call is not supported: send it as tool_choice", param="function_call")
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
 
@@ -157,6 +187,7 @@ class CompletionParams(CommonParams):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1), Whole] | None = None
+    response_format: Any = None
 
     @property
     def asked_logprobs(self) -> int | None:
@@ -166,6 +197,8 @@ class CompletionParams(CommonParams):
         """Raises `RequestError` for what is understood but would be served wrongly."""
         if self.echo:
             raise RequestError("echo is not supported", param="echo")
+        if self.response_format and self.response_format != {"type": "text"}:
+            raise RequestError("response_format is not supported here: ask in a chat", param="response_format")
         if self.suffix:
             raise RequestError("suffix is not supported", param="suffix")
         if self.best_of is not None and self.best_of != self.choices:
@@ -200,11 +233,15 @@ def checked(fields: type[Fields], body: dict[str, Any]) -> Fields:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{field}: {first['msg']}", param=field) from error
+        problem = "Input should be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]
+        raise RequestError(f"{field}: {problem}", param=field) from error
 
 
 def parse_params(kind: Literal["chat", "completion"], body: dict[str, Any]) -> ChatParams | CompletionParams:
     """Check a body's fields. Raises `RequestError` naming the first wrong one."""
+    for field in OTHER_FORMS:
+        if body.get(field):
+            raise RequestError(f"{field} is not supported: ask for a form with response_format", param=field)
     params = checked(ChatParams, body) if kind == "chat" else checked(CompletionParams, body)
     params.refuse_unsupported()
     return params

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from gateway.anthropic_params import MessagesParams
-from gateway.openai_params import MAX_CHOICES, OWN_VARIABLES, ChatParams, CompletionParams
+from gateway.openai_params import MAX_CHOICES, OTHER_FORMS, OWN_VARIABLES, ChatParams, CompletionParams
 from gateway.responses_params import ResponsesParams
 
 Schema = dict[str, Any]
@@ -56,6 +56,7 @@ _THOUGHTS = listed(record({"text": TEXT}, "text"))
 _FUNCTION = {"name": _NAME, "description": _LENIENT, "parameters": {"type": ["object", "null"]}}
 _TEXT_BLOCK = record({"type": word("text"), "text": TEXT, **_HINT}, "type", "text")
 
+_NOTHING: Schema = {"enum": [None, False, 0, "", [], {}], "description": "Not supported"}
 _NAMED = record({"name": TEXT}, "name")
 _GIVEN = (ref("Document"), ref("SearchResult"))
 
@@ -304,13 +305,17 @@ def input_components() -> dict[str, Schema]:
             | {
                 "messages": listed(ref("ChatMessage"), minItems=1),
                 "functions": {"enum": [[], None]},
+                "function_call": {"not": OBJECT},
+                **_no_other_form(),
                 "tools": _tools("ChatTool"),
                 "tool_choice": _choice(function=_NAMED, custom=_NAMED),
             },
             "messages",
         ),
         "CompletionBody": record(
-            completion | {"prompt": prompt, "echo": {"enum": [False, None]}, "suffix": {"enum": ["", None]}},
+            completion
+            | {"prompt": prompt, "echo": {"enum": [False, None]}, "suffix": {"enum": ["", None]}}
+            | {"response_format": {"enum": [*_NOTHING["enum"], {"type": "text"}]}, **_no_other_form()},
             "prompt",
         ),
         "MessagesBody": record(messages | dialogue | {"max_tokens": most}, "messages", "max_tokens"),
@@ -321,6 +326,10 @@ def input_components() -> dict[str, Schema]:
             record(spoken | {"input": NULL, "instructions": _NAME}, "instructions"),
         ),
     }
+
+
+def _no_other_form() -> dict[str, Schema]:
+    return dict.fromkeys(OTHER_FORMS, _NOTHING)
 
 
 def _choice(**named: Schema) -> Schema:
