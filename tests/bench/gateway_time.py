@@ -1,9 +1,9 @@
-"""The gateway's share of a turn: 32k tokens of history in 80 messages, and one new message.
+"""The gateway's share of a turn: 32k tokens of history in 80 messages, and one new message; and of cold prompts.
 
-    gateway_time.py [--model PATH_OR_NAME] [--tokens N] [--messages N] [--turns N]
+    gateway_time.py [--model PATH_OR_NAME] [--tokens N] [--messages N] [--turns N] [--cold N]
 
 Parsing, rendering, tokenizing and digests of each turn are timed, and in the same run what encoding its whole text
-costs. Prints medians and their ratio.
+costs. Prints medians and their ratio. A cold prompt is one whose text was never seen before.
 """
 
 from __future__ import annotations
@@ -56,6 +56,23 @@ class Text:
         return [max(8, int(total * share / sum(shares))) for share in shares]
 
 
+class NewText(Text):
+    """Text that no other piece of it repeats: Python's own library, file after file."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        files = sorted(Path(os.__file__).parent.glob("*.py"))
+        self._rng.shuffle(files)
+        self.all = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        self._at = 0
+
+    def some(self, characters: int) -> str:
+        if self._at + characters > len(self.all):
+            raise SystemExit("there is not enough new text for so many cold prompts")
+        self._at += characters
+        return self.all[self._at - characters : self._at]
+
+
 def conversation(text: Text, messages: int, characters: int) -> list[dict[str, Any]]:
     """An agent's history: a system message, then questions, calls, results and answers."""
     first, *lengths = text.lengths(messages, characters)
@@ -85,6 +102,27 @@ def turn(maker: PromptMaker, body: bytes) -> None:
     encode(Generate("bench", made.token_ids, made.boundaries, Sampling(100)))
 
 
+def cold(maker: PromptMaker, encode_whole: Callable[[str], object], per_token: float, turns: int) -> None:
+    """Prompts of new text: in one message and in many, after ones of the same kind."""
+    source = NewText(11)
+    print(f"\ncold prompts, {turns} of each kind, medians in ms")
+    for tokens in (8_000, 32_000):
+        for messages in (1, 40):
+            mine: list[float] = []
+            theirs: list[float] = []
+            for _ in range(turns):
+                said = conversation(source, messages, int(tokens * per_token))
+                body = orjson.dumps({"messages": said, "stream": True, "temperature": 0})
+                mine.append(seconds(lambda body=body: turn(maker, body)))
+                made = maker.trace(Conversation(parse_messages(said)))
+                theirs.append(seconds(lambda text=made.text + made.suffix: encode_whole(text)))
+            ours, whole = statistics.median(mine), statistics.median(theirs)
+            print(
+                f"{tokens:6} tokens in {messages:2} messages  the gateway {ours * 1e3:6.2f}"
+                f"  least {min(mine) * 1e3:6.2f}  encoding it whole {whole * 1e3:6.2f}  ratio {whole / ours:.1f}"
+            )
+
+
 def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -97,10 +135,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_000)
     parser.add_argument("--messages", type=int, default=80)
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--cold", type=int, default=12, help="cold prompts of each kind")
     asked = parser.parse_args()
     files = load_model_files(resolve_model(asked.model))
     maker, source = PromptMaker(files), Text(7)
     per_token = len(source.all) / len(files.tokenizer.encode(source.all).ids)
+
+    def encode_whole(text: str) -> object:
+        return files.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+
     history = conversation(source, asked.messages, int(asked.tokens * per_token))
     gc.collect()
     gc.freeze()  # as the process does at start
@@ -115,9 +158,7 @@ def main() -> None:
         warm.append(seconds(lambda body=body: turn(maker, body)))
         made = maker.trace(Conversation(parse_messages(said)))
         text, tokens = made.text + made.suffix, len(made.token_ids)
-        whole.append(
-            seconds(lambda text=text: files.tokenizer.encode_batch_fast([text], add_special_tokens=False))
-        )
+        whole.append(seconds(lambda text=text: encode_whole(text)))
     mine, theirs = statistics.median(warm), statistics.median(whole)
     print(f"{tokens} tokens in {asked.messages + 1} messages, {asked.turns} turns, times in ms")
     print(
@@ -125,6 +166,7 @@ def main() -> None:
     )
     print(f"encoding it whole      median {theirs * 1e3:6.2f}  least {min(whole) * 1e3:6.2f}")
     print(f"ratio {theirs / mine:.1f}; goals: a turn 3.00 or less, ratio 20 or more")
+    cold(maker, encode_whole, per_token, asked.cold)
 
 
 if __name__ == "__main__":
