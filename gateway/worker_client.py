@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Literal, cast
+from typing import Literal
 
 import zmq
-import zmq.asyncio
 
+from gateway.loop_socket import LoopSocket
 from protocol.codec import decode, encode
 from protocol.endpoints import Endpoint
 from protocol.errors import ProtocolError, ServeError, VersionMismatch, WorkerUnavailable
@@ -63,12 +63,12 @@ class WorkerClient:
         self._endpoint = endpoint
         self._beat_seconds = beat_seconds
         self._gateway_id = token_hex(8)
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: LoopSocket | None = None
         self._open: dict[str, _Open] = {}
         self._heartbeat: Heartbeat | None = None
         self._silent_beats = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._beating: asyncio.Task[None] | None = None
         self._last_refusal = ""
         self._mismatch = ""  # why the worker cannot be understood, if it speaks another version
         self.bad_frames = 0
@@ -80,16 +80,16 @@ class WorkerClient:
 
     async def start(self) -> None:
         self._connect()
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
         """Cancel what is open in the worker and let go of the socket. No request may be waiting for events."""
         for request_id in list(self._open):
             self.cancel(request_id, "shutdown")
             self.forget(request_id)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
         if self._socket is not None:
             self._socket.close(linger=200)  # milliseconds: enough for the cancellations
         self._context.term()
@@ -159,42 +159,30 @@ class WorkerClient:
     def _connect(self) -> None:
         if self._socket is not None:
             self._socket.close(linger=0)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.IMMEDIATE, 1)  # nothing may wait for a worker that does not exist yet
-        self._socket.set(zmq.RECONNECT_IVL, 50)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._endpoint.connect(self._socket)
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.IMMEDIATE, 1)  # nothing may wait for a worker that does not exist yet
+        socket.set(zmq.RECONNECT_IVL, 50)
+        socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._endpoint.connect(socket)
+        self._socket = LoopSocket(socket, self._take)
 
     def _send(self, message: Message) -> bool:
-        """Hand a message to ZeroMQ without waiting; False if no worker is connected."""
-        if self._socket is None:
-            return False
-        # Without waiting, the future that comes back is done.
-        sent = cast("asyncio.Future[object]", self._socket.send_multipart(encode(message), flags=zmq.DONTWAIT))
-        return sent.exception() is None
+        """False if no worker is connected."""
+        return self._socket is not None and self._socket.send(encode(message))
 
-    async def _receive(self) -> None:
-        while True:
-            socket = self._socket
-            assert socket is not None
-            try:
-                frames = await socket.recv_multipart()
-            except (zmq.ZMQError, asyncio.CancelledError):
-                if socket is self._socket:
-                    raise
-                continue  # the socket was replaced
-            self._silent_beats = 0
-            try:
-                self._dispatch(decode(frames))
-            except VersionMismatch as error:
-                self._misunderstood(str(error))
-            except ProtocolError as error:
-                self._count_bad_frame()
-                if str(error) != self._last_refusal:  # a worker of another version sends the same twice a second
-                    _log.error("dropped a message of the worker: %s", error)
-                self._last_refusal = str(error)
+    def _take(self, frames: list[bytes]) -> None:
+        self._silent_beats = 0
+        try:
+            self._dispatch(decode(frames))
+        except VersionMismatch as error:
+            self._misunderstood(str(error))
+        except ProtocolError as error:
+            self._count_bad_frame()
+            if str(error) != self._last_refusal:  # a worker of another version sends the same twice a second
+                _log.error("dropped a message of the worker: %s", error)
+            self._last_refusal = str(error)
 
     def _count_bad_frame(self) -> None:
         self.bad_frames += 1
