@@ -17,7 +17,7 @@ from typing import Any
 
 from http_client import Client
 
-from protocol.control_client import ControlClient
+from protocol.control_client import CommandRefused, ControlClient
 from protocol.errors import WorkerUnavailable
 
 BIN = Path(sys.executable).parent
@@ -88,6 +88,21 @@ class Daemon:
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def restart_worker(self, number: signal.Signals) -> None:
+        """End the worker by a signal and wait until the next one serves."""
+        epoch = self.stats()["epoch"]
+        [worker] = self.processes("worker")
+        os.kill(worker, number)
+
+        def is_new() -> bool:
+            try:
+                return bool(self.stats()["epoch"] != epoch)
+            except (WorkerUnavailable, CommandRefused):
+                return False
+
+        until(is_new, "another worker serves")
+        self.wait_ready()
 
     def wait_exit(self) -> int:
         return self.process.wait(DEADLINE_SECONDS)

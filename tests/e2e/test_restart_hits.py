@@ -6,7 +6,6 @@ every hit as well.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,6 @@ from conftest import Served
 from daemon import Daemon, metrics, until
 from http_client import Answer, assistant, system, user
 from reference import Messages, Reference
-
-from protocol.control_client import CommandRefused
-from protocol.errors import WorkerUnavailable
 
 SCORED = {"logprobs": True, "top_logprobs": 3}
 
@@ -59,22 +55,6 @@ def written(daemon: Daemon) -> dict:
     return until(done, "all snapshots are copied")
 
 
-def restart(served: Served, number: signal.Signals) -> None:
-    """End the worker by a signal and wait for the next one."""
-    epoch = served.daemon.stats()["epoch"]
-    [worker] = served.daemon.processes("worker")
-    os.kill(worker, number)
-
-    def is_new() -> bool:
-        try:
-            return served.daemon.stats()["epoch"] != epoch
-        except (WorkerUnavailable, CommandRefused):
-            return False
-
-    until(is_new, "another worker serves")
-    served.daemon.wait_ready()
-
-
 def files(folder: Path) -> list[Path]:
     return sorted((folder / "cache").rglob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
 
@@ -101,10 +81,10 @@ def test_conversations_go_on_where_they_were(served: Served, family: str, refere
     if family == "gemma4":  # told to stop, it writes what it has just kept
         late = [user(words("late", 90))]
         ask(served, late)
-        restart(served, signal.SIGTERM)
+        served.daemon.restart_worker(signal.SIGTERM)
         assert ask(served, late).outcome == ("hit", reference.history_tokens(late), "none")
     else:
-        restart(served, signal.SIGKILL)
+        served.daemon.restart_worker(signal.SIGKILL)
 
     messages.append(user("Go on."))
     before = from_disk(served)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -15,9 +14,6 @@ from chat_model import words
 from conftest import Served
 from daemon import Daemon, until
 from http_client import Answer, assistant, system, user
-
-from protocol.control_client import CommandRefused
-from protocol.errors import WorkerUnavailable
 
 KEYS = {name: f"the-key-of-{name}-0123456789" for name in ("amy", "ben")}
 FILE = f'secret = "{"5ecre7" * 8}"\n' + "".join(f'[tenants.{name}]\nkeys = ["{KEYS[name]}"]\n' for name in KEYS)
@@ -61,21 +57,6 @@ def settle(served: Served) -> None:
     until(lambda: not served.daemon.stats()["tier_pending"], "all snapshots are copied")
 
 
-def kill_worker(served: Served) -> None:
-    epoch = served.daemon.stats()["epoch"]
-    [worker] = served.daemon.processes("worker")
-    os.kill(worker, signal.SIGKILL)
-
-    def is_new() -> bool:
-        try:
-            return served.daemon.stats()["epoch"] != epoch
-        except (WorkerUnavailable, CommandRefused):
-            return False
-
-    until(is_new, "another worker serves")
-    served.daemon.wait_ready()
-
-
 def alone(served: Served) -> dict[str, dict[str, Any]]:
     """By tenant, what is in no slot."""
     return {row["tenant"]: row for row in ctl(served, "list") if row["slot"] is None}
@@ -90,7 +71,7 @@ def test_what_is_on_disk_alone(begin: Callable[[str], Served], tmp_path: Path):
     settle(here)
     written = here.daemon.ask("events", after=0)["events"]
     assert {(e["tier"], e["part"]) for e in written if e["kind"] == "write"} == {("disk", "kv"), ("host", "kv")}
-    kill_worker(here)
+    here.daemon.restart_worker(signal.SIGKILL)
 
     # Seen
     rows = alone(here)
