@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gateway.reply_call_json import JsonNotation
-from gateway.reply_calls import MAX_NAME, Calls, calls_in
+from gateway.reply_calls import MAX_NAME, Calls, OpenedCalls
 from gateway.reply_scanner import BLANKS, Markers, Scanner, Steps
 
 _OBJECT = "{"
@@ -14,7 +14,7 @@ _FENCE = BLANKS + "`"
 
 
 @dataclass(frozen=True, slots=True)
-class NamedNotation:
+class NamedNotation(OpenedCalls):
     """`call` header `arguments` JSON `end`, in a section or not.
 
     The header holds the name: group 1 of `name`, a regular expression that matches all of it. `arguments` may be left
@@ -33,14 +33,6 @@ class NamedNotation:
     bare: bool = False
 
     @property
-    def openers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.section_open, self.call) if marker)
-
-    @property
-    def closers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self._end, self.section_end) if marker)
-
-    @property
     def inner(self) -> tuple[str, ...]:
         return (self.arguments, "[CALL_ID]") if self.lists else (self.arguments,)
 
@@ -48,13 +40,6 @@ class NamedNotation:
     def _end(self) -> str:
         """`end` without the fence before it, which models leave out."""
         return self.end.lstrip(_FENCE)
-
-    def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
-        """See `Notation`."""
-        at_call = opener == self.call
-        return (
-            yield from calls_in(scanner, at_call, self.call, self.section_end, lambda: self._call(scanner, calls))
-        )
 
     def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
         if self.lists and (yield from scanner.skip()) in ("[", _OBJECT):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from gateway.reply_calls import MAX_NAME, Calls, calls_in
+from gateway.reply_calls import MAX_NAME, Calls, OpenedCalls
 from gateway.reply_scanner import Markers, Scanner, Steps
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
 @dataclass(frozen=True, slots=True)
-class TagNotation:
+class TagNotation(OpenedCalls):
     """`call` name `name_end` (`key` name `key_end` `value` text `value_end`)* `end`, in a section or not.
 
     `padded`: a line break on either side of a value is not part of it. `cdata`: values may be CDATA sections. Values
@@ -34,23 +34,8 @@ class TagNotation:
     bare: bool = False
 
     @property
-    def openers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.section_open, self.call) if marker)
-
-    @property
-    def closers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.end, self.section_end) if marker)
-
-    @property
     def inner(self) -> tuple[str, ...]:
         return (self.key, self.key_end, self.value, self.value_end)
-
-    def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
-        """See `Notation`."""
-        at_call = opener == self.call
-        return (
-            yield from calls_in(scanner, at_call, self.call, self.section_end, lambda: self._call(scanner, calls))
-        )
 
     def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
         header, marker = yield from scanner.until(Markers((self.name_end, self.key, self.end)), MAX_NAME)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from secrets import token_hex
 from typing import Any, Protocol
@@ -109,27 +109,50 @@ class Notation(Protocol):
         """An answer may also be a call without any opener."""
 
 
-def calls_in(
-    scanner: Scanner, at_call: bool, call: str, section_end: str, read: Callable[[], Steps[bool]]
-) -> Steps[bool]:
-    """The calls of a section in which each has the opener `call` (if it is not ""); whether there was any.
+class OpenedCalls:
+    """A notation in which each call has an opener, if it is not "", and several may stand in a section."""
 
-    `read` reads one behind its opener and says whether it was one; `at_call`: the first one's has been read.
-    """
-    made = False
-    while True:
-        if not at_call:
-            yield from scanner.skip()
-            if section_end and (yield from scanner.take(section_end)):
+    __slots__ = ()
+    call: str
+    end: str
+    section_open: str
+    section_end: str
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """See `Notation`."""
+        return tuple(marker for marker in (self.section_open, self.call) if marker)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """See `Notation`."""
+        return tuple(marker for marker in (self._end, self.section_end) if marker)
+
+    @property
+    def _end(self) -> str:
+        """What has to be there of `end`."""
+        return self.end
+
+    def section(self, scanner: Scanner, calls: Calls, opener: str) -> Steps[bool]:
+        """See `Notation`."""
+        made, at_call = False, opener == self.call
+        while True:
+            if not at_call:
+                yield from scanner.skip()
+                if self.section_end and (yield from scanner.take(self.section_end)):
+                    return made
+                if not (yield from scanner.take(self.call)):
+                    return made
+            at_call = not self.call
+            start = scanner.at
+            if not (yield from self._call(scanner, calls)):
+                scanner.at = start if made else scanner.at
                 return made
-            if not (yield from scanner.take(call)):
-                return made
-        at_call = not call
-        start = scanner.at
-        if not (yield from read()):
-            scanner.at = start if made else scanner.at
-            return made
-        made = True
+            made = True
+
+    def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
+        """Read a call behind its opener; whether it was one."""
+        raise NotImplementedError
 
 
 def no_constant(name: str) -> Any:
