@@ -91,6 +91,8 @@ def answer_grammar(
                 answers += [_calls(lark, callees, spelling, many=many) for spelling in layout.calls]
     except NotFollowed as why:
         raise demand.refused(str(why)) from why
+    except RecursionError as error:  # some rules are written by calls that nest as the schema does
+        raise demand.refused("schemas that are nested so deeply are not supported") from error
     thought = "" if demand.free else _thought(lark, layout, reasoning)
     text = lark.written(f"{thought} {any_of(answers)}")
     if len(text) > MAX_GRAMMAR_CHARACTERS:

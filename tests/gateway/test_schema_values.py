@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -122,6 +123,17 @@ def test_references_that_lead_too_far_are_refused_before_the_library_sees_them(l
     with pytest.raises(RequestError, match="lead down more than") as refused:
         answer_grammar(Demand("response_format", schema), (), AnswerLayout((JSON,)), None, pieces)
     assert refused.value.param == "response_format"
+
+
+@pytest.mark.parametrize("layout", [JSON, BARE, TAGS], ids=["json", "bare", "tags"])
+def test_what_is_deep_but_followed_is_written_or_refused(layout: Any):
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": chain(MAX_DEPTH // 2 - 2)},
+    }
+    with nullcontext() if layout is not BARE else pytest.raises(RequestError, match="nested so deeply") as refused:
+        answer_grammar(Demand("tool_choice"), (tool,), AnswerLayout((layout,)), None, pieces)
+    assert refused is None or refused.value.param == "tool_choice"
 
 
 NAMES = ("a", "b", "c")
