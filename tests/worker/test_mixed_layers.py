@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from dense_caller import CPU, error, load, reference_logits, some_ids
+from paged_rig import assert_decoded_together, paged, prefill
 from tiny_models import save_tiny
 from torch import Tensor
 
 from worker.kv_cache import BLOCK_TOKENS, KVCache, block_bytes
 from worker.model_config import load_config
-from worker.model_runner import ModelRunner
-from worker.row_check import RowCounts, check_rows
+from worker.row_check import check_rows
 
 TOLERANCE = 1e-4
 SHARED = {
@@ -26,22 +26,6 @@ SHARED = {
     "num_global_key_value_heads": 1,
 }
 VARIANTS: dict[str, dict[str, Any]] = {"short window": {}, "shared keys": SHARED}
-
-
-def paged(path: Path, key_multiple: int = 512) -> ModelRunner:
-    model = load(path)
-    cache = KVCache(model.config, 60, torch.float32, CPU)
-    for memory in cache.memories:  # what lies in blocks that nobody owns must not show
-        memory[:, :, :, 1:].normal_(generator=torch.Generator().manual_seed(9))
-    return ModelRunner(model, cache, RowCounts((64,), (4, 8), key_multiple, True, True))
-
-
-def prefill(runner: ModelRunner, ids: Tensor, blocks: list[int], cuts: list[int]) -> Tensor:
-    """Logits of all rows, computed in passes that end at `cuts`."""
-    rows = []
-    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
-        rows.append(runner.prefill(ids[start:end].tolist(), blocks, start)[: end - start])
-    return torch.stack([runner.head_row(row) for row in torch.cat(rows)])
 
 
 @pytest.mark.parametrize("key_multiple", [64, 512])
@@ -56,18 +40,7 @@ def test_prefill_in_chunks(tmp_path: Path, variant: str, key_multiple: int) -> N
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decoding_sequences_of_different_lengths_together(tmp_path: Path, variant: str) -> None:
     reference = save_tiny(tmp_path, "gemma4", **VARIANTS[variant])
-    runner = paged(tmp_path)
-    prompts = [some_ids(3, 5), some_ids(4, 62), some_ids(5, 90)]
-    tables = [[11], [12, 20, 13], [14, 15, 16]]
-    continuations = [some_ids(seed, 5) for seed in (6, 7, 8)]
-    for prompt, table in zip(prompts, tables, strict=True):
-        prefill(runner, prompt, table, cuts=list(range(64, len(prompt), 64)))
-    for step in range(5):
-        tokens = [int(tail[step]) for tail in continuations]
-        found = runner.decode(tokens, tables, [len(prompt) + step for prompt in prompts])
-        for row, prompt, tail in zip(found, prompts, continuations, strict=True):
-            whole = torch.cat([prompt, tail[: step + 1]])
-            assert error(row, reference_logits(reference, whole)[-1]) < TOLERANCE
+    assert_decoded_together(paged(tmp_path), reference, TOLERANCE)
 
 
 def test_layers_that_share_keys_have_no_memory(tmp_path: Path) -> None:
