@@ -159,7 +159,7 @@ Start = Callable[..., TierRig]
 
 def folder_bytes(folder: Path) -> int:
     """Of all files of parts, those under way too."""
-    return sum(path.stat().st_size for path in folder.iterdir() if ".safetensors" in path.name)
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors*"))
 
 
 def chat(turns: int, who: int = 0, size: int = 9, head: int = 17) -> Prompt:

@@ -32,7 +32,7 @@ from protocol.sizes import format_size
 from worker.events import EventLog
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 from worker.snapshots import StaleCause
-from worker.tiers.folder import delete, others_bytes, take
+from worker.tiers.folder import OwnFolder, delete, others_bytes
 from worker.tiers.ledger import Ledger, Part, PartOf
 from worker.tiers.part_file import (
     SUFFIX,
@@ -112,7 +112,8 @@ class DiskTier:
         self._pending: dict[tuple[Node, PartKind], _Writing] = {}
         self._done: queue.SimpleQueue[tuple[_Writing, str, OSError | None]] = queue.SimpleQueue()
         self._going: list[tuple[Path, int]] = []  # files of parts that have just gone, to make room
-        self._lock = take(folder, self.folder)
+        self._own = OwnFolder(folder, self.folder)
+        self._emptied = False  # by somebody who removed the folder
         self.executor = executor
         self._writer = executor(1, thread_name_prefix="disk-writer", initializer=_be_nice)
         self._readers = executor(_READERS, thread_name_prefix="disk-reader")
@@ -177,6 +178,7 @@ class DiskTier:
         """On the writer's thread. To delete large files takes a while as well."""
         seal, error = "", None
         try:
+            self._emptied |= self._own.renew()
             writing.instead_of = [(path, size) for path, size in writing.instead_of if not delete(path)]
             if writing.instead_of:
                 raise OSError(errno.EBUSY, "no room could be made")
@@ -190,6 +192,10 @@ class DiskTier:
         """Enter what has been written."""
         while not self._done.empty():  # this thread alone takes from it
             writing, seal, error = self._done.get_nowait()
+            if self._emptied:
+                self._emptied = False
+                parts, busy = self.ledger.parts, self.ledger.busy
+                self.ledger.flush({(part.node, part.kind) for part in parts if part.node in busy})
             del self._pending[writing.node, writing.kind]
             self.ledger.promised -= writing.size
             self.backlog -= writing.size
@@ -254,7 +260,7 @@ class DiskTier:
         """Wait for the file that is being written, and let the folder go."""
         self._writer.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
-        self._lock.close()
+        self._own.close()
 
     def _unlink(self, part: Part, at_once: bool) -> None:
         """What makes room for a part goes on the writer's thread, just before that part is written."""

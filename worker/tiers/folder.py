@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -15,19 +16,46 @@ log = logging.getLogger(__name__)
 _LOCK = "lock"
 
 
-def take(folder: Path, ours: Path) -> IO[str]:
-    """Make a folder of our own and hold it until the returned file is closed. Raises `SettingsError`."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours.mkdir(mode=0o700, exist_ok=True)
-        if ours.stat().st_uid != os.getuid():
-            raise SettingsError(f"disk_cache: {ours} belongs to another user")
-        ours.chmod(0o700)
-        lock = open(ours / _LOCK, "a+", opener=_private)  # noqa: SIM115 (the tier keeps it)
-    except OSError as error:
-        raise SettingsError(f"disk_cache: cannot use {folder}: {error.strerror}") from error
-    hold(lock, f"disk_cache: {ours} is held by another worker")
-    return lock
+class OwnFolder:
+    """A folder of our own, held against other workers until it is closed."""
+
+    def __init__(self, folder: Path, ours: Path) -> None:
+        """Make it and take it. Raises `SettingsError`."""
+        self._folder, self._ours = folder, ours
+        self._lock = self._take()
+
+    def renew(self) -> bool:
+        """Take it again where somebody has removed it, and our lock with it: True then. Raises `OSError`."""
+        try:
+            if os.path.samestat(os.fstat(self._lock.fileno()), (self._ours / _LOCK).stat()):
+                return False
+        except FileNotFoundError:
+            pass
+        try:
+            lock = self._take()
+        except SettingsError as error:
+            raise OSError(errno.EBUSY, str(error)) from error
+        self._lock.close()
+        self._lock = lock
+        log.warning("disk cache: %s had been removed, and is begun anew", self._ours)
+        return True
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _take(self) -> IO[str]:
+        folder, ours = self._folder, self._ours
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ours.mkdir(mode=0o700, exist_ok=True)
+            if ours.stat().st_uid != os.getuid():
+                raise SettingsError(f"disk_cache: {ours} belongs to another user")
+            ours.chmod(0o700)
+            lock = open(ours / _LOCK, "a+", opener=_private)  # noqa: SIM115 (kept open)
+        except OSError as error:
+            raise SettingsError(f"disk_cache: cannot use {folder}: {error.strerror}") from error
+        hold(lock, f"disk_cache: {ours} is held by another worker")
+        return lock
 
 
 def others_bytes(folder: Path, ours: Path) -> int:
