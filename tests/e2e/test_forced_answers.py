@@ -53,6 +53,30 @@ def test_an_answer_is_json_of_the_schema(official: openai.OpenAI, temperature: f
     assert len({one.model_dump_json() for one in read}) == (1 if temperature == 0 else 3)
 
 
+def test_only_allowed_tools_are_called_and_the_prompt_is_found_again(official: openai.OpenAI):
+    closed = {
+        "name": "stop",
+        "description": "Stop.",
+        "parameters": {"type": "object", "additionalProperties": False},
+    }
+    tools: list[Any] = [TOOLS[0], {"type": "function", "function": closed}]
+    called, cached = [], []
+    for name in ("stop", "report_weather"):
+        only = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": only}
+        answer = official.chat.completions.create(messages=ASKED, tools=tools, tool_choice=choice, **FIELDS)
+        called += [call.function.name for call in answer.choices[0].message.tool_calls]
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+    assert called == ["stop", "report_weather"]
+    assert cached[0] == 0 < 0.9 * answer.usage.prompt_tokens < cached[1]
+    functions = [{"type": "function", **tool["function"]} for tool in tools]
+    free: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}
+    fields: Any = {"model": "m", "input": ASKED, "tools": functions, "tool_choice": free}
+    response = official.responses.create(**fields, temperature=0, max_output_tokens=60)
+    assert {item.name for item in response.output if item.type == "function_call"} <= {"stop"}
+    assert official.responses.input_tokens.count(**fields).input_tokens == response.usage.input_tokens
+
+
 def test_any_object_is_an_object(official: openai.OpenAI):
     fields = {**FIELDS, "max_tokens": 60, "response_format": {"type": "json_object"}}
     choice = official.chat.completions.create(messages=ASKED, **fields).choices[0]
