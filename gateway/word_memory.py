@@ -6,10 +6,12 @@ tokenizer allows it, into words with the blanks and marks before them; of those 
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from threading import Lock
 
@@ -21,6 +23,8 @@ _HELD_WORDS = 200_000  # of all owners; a word takes about 200 bytes
 _LONGEST = 48  # characters of a word that may come again
 _COMMON = 8_000  # of a vocabulary's tokens, those that were merged first
 _BLOCK = 1 << 15  # characters that are looked up before another thread may run
+_SHARE = 2048  # characters of new words that are worth a thread
+_THREADS = 3  # besides the one that encodes, of all that do
 _FILLER = " a"  # may stand behind whatever ends a word, and before whatever begins one
 _BLANKS = str.maketrans("ĠĊĉč▁", " \n\t\r ")  # as vocabularies spell them
 
@@ -41,6 +45,8 @@ class WordMemory:
         self._known: OrderedDict[str, dict[str, bytes]] = OrderedDict()  # by owner
         self._held = 0
         self._lock = Lock()
+        self._helpers = min(len(os.sched_getaffinity(0)) // 2 - 1, _THREADS)  # the worker needs the others
+        self._pool = ThreadPoolExecutor(max(self._helpers, 1), thread_name_prefix="words")
         self._common: dict[str, bytes] = self._encoded(list(dict.fromkeys(self._first_merged())))
 
     def encode(self, text: str, owner: str) -> array[int]:
@@ -83,9 +89,28 @@ class WordMemory:
                 together.append(_FILLER)
             together.append(word)
         made = dict(zip(alone, map(_packed, self._encode(alone)), strict=True))
-        if together:
-            made.update(self._parted(together, self._encode(["".join(together)])[0]))
+        shares = list(self._shares(together))
+        for share, token_ids in zip(shares, self._side_by_side(list(map("".join, shares))), strict=True):
+            made.update(self._parted(share, token_ids))
         return made
+
+    def _shares(self, words: Sequence[str]) -> Iterator[Sequence[str]]:
+        """The words, in parts of about the same size: one for each thread, if that is worth it."""
+        size = sum(map(len, words))
+        count = min(self._helpers + 1, size // _SHARE) or 1
+        start = taken = 0
+        for end, word in enumerate(words, 1):
+            taken += len(word)
+            if taken * count >= size or end == len(words):
+                yield words[start:end]
+                start, taken = end, 0
+
+    def _side_by_side(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """The ids of each text. What no other thread has begun when it is due is done by this one."""
+        waiting = [self._pool.submit(self._encode, [text]) for text in texts[1:]]
+        yield from self._encode(texts[:1])
+        for text, started in zip(texts[1:], waiting, strict=True):
+            yield from self._encode([text]) if started.cancel() else started.result()
 
     def _parted(self, words: Sequence[str], token_ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         """The ids of each of the words that were encoded as one text."""

@@ -7,6 +7,7 @@ import random
 from functools import cache
 from pathlib import Path
 from string import ascii_letters, digits
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
@@ -282,6 +283,23 @@ def test_only_words_that_are_new_are_encoded_and_all_at_once(counted: tuple[Word
     assert encoded[before:] == []
     memory.encode("the walrus crossed, a heron (swam) over.", "")
     assert encoded[before:] == [" heron"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_many_new_words_are_encoded_by_several_threads(monkeypatch: pytest.MonkeyPatch, busy: bool):
+    memory = word_memory(tiny_tokenizer(), tiny_tokenizer().get_vocab())
+    counting = Counting(tiny_tokenizer())
+    monkeypatch.setattr(memory, "_tokenizer", counting)
+    monkeypatch.setattr(memory, "_helpers", 3)
+    text = "".join(f" word{number},\n  ({number})" for number in range(3000))[: module._BLOCK]
+    done = Event()
+    if busy:  # what the helpers do not come to is not waited for
+        memory._pool.submit(done.wait)
+    try:
+        assert list(memory.encode(text, "")) == tiny_tokenizer().encode(text, add_special_tokens=False).ids
+    finally:
+        done.set()
+    assert len([each for each in counting.texts if len(each) > module._SHARE]) == 4
 
 
 def test_what_one_said_is_new_when_another_says_it(counted: tuple[WordMemory, list[str]]):
