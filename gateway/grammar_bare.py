@@ -75,7 +75,7 @@ class BareValues:
         kinds = schema.get("type") or self._implied(schema, path)
         listed = kinds if isinstance(kinds, list) else [kinds]
         for kind in listed:
-            if kind not in _FOLLOWED:
+            if not isinstance(kind, str) or kind not in _FOLLOWED:
                 raise self._refused(path, f"{kind!r} is no type")
         self._check(schema, {key for kind in listed for key in _FOLLOWED[kind]}, path)
         if schema.get("nullable") is True and "null" not in listed:

@@ -172,3 +172,57 @@ def test_whatever_is_begun_can_be_ended(parts: dict[str, Any], choose: Any):
         if len(said) > 2000:  # it is in a circle that only luck leaves: then nothing was wrong with what it began
             return
     json.loads(said)
+
+
+KEYWORDS = (
+    *(
+        "type",
+        "properties",
+        "required",
+        "items",
+        "prefixItems",
+        "minItems",
+        "anyOf",
+        "allOf",
+        "enum",
+        "const",
+        "$ref",
+    ),
+    *("$defs", "additionalProperties", "patternProperties", "minProperties", "minLength", "pattern", "nullable"),
+)
+ANYTHING = st.recursive(
+    st.sampled_from(
+        [None, True, False, 0, -1, 2.5, 10**30, "", "a", "(", "#", "#/$defs/a", "object", "array", "string"]
+    ),
+    lambda below: (
+        st.lists(below, max_size=2) | st.dictionaries(st.sampled_from([*KEYWORDS, *NAMES]), below, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYWORDS), ANYTHING, max_size=4), st.sampled_from([JSON, BARE, TAGS]))
+def test_whatever_a_schema_is_made_of_it_is_followed_or_refused(schema: dict[str, Any], layout: Any):
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": {"properties": {"a": schema}}},
+    }
+    for strict in (frozenset[str](), frozenset({"f"})):
+        try:
+            text = answer_grammar(
+                Demand("tool_choice", strict=strict), (tool,), AnswerLayout((layout,)), None, pieces
+            )
+        except RequestError:
+            continue
+        assert not LLMatcher.validate_grammar(text)
+
+
+def test_a_type_that_is_no_text_is_refused():
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": record(a={"type": {"b": 1}})},
+    }
+    with pytest.raises(RequestError, match="is no type") as refused:
+        answer_grammar(Demand("tool_choice"), (tool,), AnswerLayout((BARE,)), None, pieces)
+    assert refused.value.param == "tool_choice"
