@@ -182,6 +182,25 @@ def say(
     return script
 
 
+async def never_ending(call: Call) -> None:
+    """A script that makes tokens until the worker is told to cancel."""
+    await call.accept()
+    while not call.worker.cancelled.is_set():
+        await call.tokens(ids_of("on and on "))
+        await asyncio.sleep(0.01)
+
+
+async def silent(call: Call) -> None:
+    """A script that says nothing until the worker is told to cancel."""
+    await call.worker.cancelled.wait()
+
+
+async def half_an_answer(call: Call) -> None:
+    """A script that begins, and goes no further."""
+    await call.accept()
+    await call.tokens(ids_of("half an ans"))
+
+
 def restarted(worker: FakeWorker, epoch: str) -> None:
     """The worker from now on is another process, as far as its messages tell."""
     worker.epoch = epoch

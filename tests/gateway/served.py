@@ -10,6 +10,8 @@ import aiohttp
 
 from gateway.service import Gateway
 
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
 
 @dataclass
 class Served:
@@ -26,6 +28,9 @@ class Served:
         fields.setdefault("messages", [{"role": "user", "content": content}])
         return await self.post("/v1/chat/completions", fields)
 
+    async def message(self, **fields: object) -> aiohttp.ClientResponse:
+        return await self.post("/v1/messages", {"messages": QUESTION, "max_tokens": 100, **fields})
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that comes about by messages."""
         async with asyncio.timeout(20):
@@ -34,3 +39,8 @@ class Served:
 
     async def ready(self) -> None:
         await self.until(lambda: self.gateway.client.why_not_ready() is None)
+
+
+async def lines(response: aiohttp.ClientResponse) -> list[str]:
+    """All of a stream but its empty lines."""
+    return [line.decode().strip() async for line in response.content if line.strip()]

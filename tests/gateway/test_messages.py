@@ -1,24 +1,17 @@
-"""`/v1/messages` over real sockets: answers, streams, how they end, and what they say they used."""
+"""`/v1/messages` over real sockets: answers, streams, and what they say they used."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
 from typing import Any
 
-import aiohttp
 import pytest
-from anthropic_stream import added_up, broken_off, parse_events
+from anthropic_stream import added_up, parse_events
 from fake_worker import Call, FakeWorker, ids_of, say
 from line_parser import LineParser
-from served import Served
+from served import QUESTION, Served
 
-from gateway.config import GatewaySettings
 from gateway.reply import ReplyReader
-from protocol.messages import Cancel, Progress
-
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture
@@ -34,14 +27,10 @@ def by_line(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
     return asked
 
 
-async def ask(served: Served, **fields: Any) -> aiohttp.ClientResponse:
-    return await served.post("/v1/messages", {"messages": QUESTION, "max_tokens": 100, **fields})
-
-
 async def both(served: Served, **fields: Any) -> dict[str, Any]:
     """The message asked for whole, which must equal the one that its stream adds up to."""
-    whole = await (await ask(served, **fields)).json()
-    streamed = added_up(parse_events(await (await ask(served, stream=True, **fields)).read()), cut=True)
+    whole = await (await served.message(**fields)).json()
+    streamed = added_up(parse_events(await (await served.message(stream=True, **fields)).read()), cut=True)
     for message in (whole, streamed):
         del message["id"]
     assert streamed == whole
@@ -90,7 +79,7 @@ async def test_a_stream_adds_up_to_the_whole_answer(served: Served, worker: Fake
     assert message["content"] == [{"type": "text", "text": "größe 日本語 😀👨‍👩‍👧 done"}]
     assert message["usage"]["cache_read_input_tokens"] == 3
     assert message["usage"]["cache_creation_input_tokens"] == 0
-    response = await ask(served, stream=True)
+    response = await served.message(stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["x-prefixd-cache"] == "partial; depth=3; reason=evicted"
@@ -185,14 +174,13 @@ async def test_a_length_stop_says_so(served: Served, worker: FakeWorker):
 
 
 async def test_sampling_fields_reach_the_worker(served: Served, worker: FakeWorker):
-    await ask(served, temperature=0.5, top_p=0.9, top_k=40, seed=7)
+    await served.message(temperature=0.5, top_p=0.9, top_k=40, seed=7)
     sampling = worker.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, 7)
 
 
 async def test_fields_without_meaning_here_are_ignored(served: Served, worker: FakeWorker):
-    response = await ask(
-        served,
+    response = await served.message(
         metadata={"user_id": "{}"},
         service_tier="auto",
         context_management={"edits": []},
@@ -203,7 +191,7 @@ async def test_fields_without_meaning_here_are_ignored(served: Served, worker: F
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},
     )
     assert response.status == 200
-    await ask(served)
+    await served.message()
     assert worker.requests[0].token_ids == worker.requests[1].token_ids
 
 
@@ -219,7 +207,7 @@ async def test_fields_without_meaning_here_are_ignored(served: Served, worker: F
 async def test_the_tool_choice_decides_how_the_answer_is_read(
     served: Served, by_line: list, choice: object, calls: bool, one_call: bool
 ):
-    await ask(served, tool_choice=choice)
+    await served.message(tool_choice=choice)
     assert by_line == [{"calls": calls, "one_call": one_call, "held": False}]
 
 
@@ -229,7 +217,7 @@ async def test_a_lookup_that_comes_late_is_told_at_the_end(served: Served, worke
         await say("late", outcome="hit", depth=5, reason="none")(call)
 
     worker.script = script
-    response = await ask(served, stream=True)
+    response = await served.message(stream=True)
     assert "x-prefixd-cache" not in response.headers
     worker.cancelled.set()
     events = parse_events(await response.read())
@@ -239,101 +227,12 @@ async def test_a_lookup_that_comes_late_is_told_at_the_end(served: Served, worke
     assert (message["prefixd"]["outcome"], message["prefixd"]["depth"]) == ("hit", 5)
 
 
-class TestSilence:
-    """Nothing to say for longer than the keep-alive time."""
-
-    @pytest.fixture
-    def settings(self, settings: GatewaySettings) -> GatewaySettings:
-        return settings.model_copy(update={"keepalive_seconds": 0.05})
-
-    @pytest.mark.parametrize("path", ["messages", "chat/completions"])
-    async def test_there_is_a_sign_of_life_however_busy_the_worker_is(
-        self, served: Served, worker: FakeWorker, path: str
-    ):
-        async def script(call: Call) -> None:
-            await call.accept()
-            computed = 0
-            while not worker.cancelled.is_set():  # set by the test once it has seen enough
-                computed += 1
-                await call.send(Progress(worker.epoch, call.request.request_id, computed))
-                await asyncio.sleep(0.01)
-            await say("at last")(call)
-
-        worker.script = script
-        body = {"messages": QUESTION, "max_tokens": 50, "stream": True}
-        response = await served.post(f"/v1/{path}", body)
-        sign, end = {
-            "messages": (b"event: ping", b"message_stop"),
-            "chat/completions": (b": keep-alive", b"[DONE]"),
-        }[path]
-        signs = 0
-        async with asyncio.timeout(20):
-            while signs < 4:
-                signs += sign in await response.content.readline()
-        worker.cancelled.set()
-        assert end in await response.read()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hanging_up_cancels_in_the_worker(served: Served, worker: FakeWorker, stream: bool):
-    async def script(call: Call) -> None:
-        await call.accept()
-        while not worker.cancelled.is_set():
-            await call.tokens(ids_of("on and on "))
-            await asyncio.sleep(0.01)
-
-    worker.script = script
-    request = asyncio.create_task(ask(served, stream=stream))
-    await served.until(lambda: bool(worker.requests))
-    if stream:
-        (await request).close()
-    else:
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-    await served.until(lambda: bool(worker.cancels))
-    assert worker.cancels == [Cancel(worker.requests[0].request_id, "disconnect", None)]
-    await served.until(lambda: served.gateway._open == 0)
-
-
-async def half_an_answer(call: Call) -> None:
-    await call.accept()
-    await call.tokens(ids_of("half an ans"))
-
-
-async def test_a_lost_worker_ends_the_stream_with_an_error_event(served: Served, worker: FakeWorker):
-    worker.script = half_an_answer
-    response = await ask(served, stream=True)
-    waiting = asyncio.create_task(ask(served))
-    await served.until(lambda: len(worker.requests) == 2)
-    await worker.stop()
-    error = broken_off(parse_events(await response.read()))
-    assert error["error"]["type"] == "overloaded_error"
-    assert error["request_id"] == worker.requests[0].request_id
-    refused = await waiting
-    assert refused.status == 503
-    assert (await refused.json())["error"]["type"] == "overloaded_error"
-    assert refused.headers["retry-after"]
-
-
-async def test_a_request_that_fails_midway_ends_with_an_error_event(served: Served, worker: FakeWorker):
-    async def script(call: Call) -> None:
-        await half_an_answer(call)
-        await worker.cancelled.wait()  # set by the test once it has seen the headers
-        await call.fail("internal")
-
-    worker.script = script
-    response = await ask(served, stream=True)
-    worker.cancelled.set()
-    error = broken_off(parse_events(await response.read()))
-    assert error["error"] == {"type": "api_error", "message": "told to fail"}
-
-
 async def test_an_answer_is_absorbed_as_its_client_will_send_it_back(
     served: Served, worker: FakeWorker, by_line: list
 ):
     tools = [{"name": "lookup", "input_schema": {"type": "object"}}]
     worker.script = say('think hard\nLet me look.\ncall lookup {"where": "here"}')
-    message = await (await ask(served, tools=tools)).json()
+    message = await (await served.message(tools=tools)).json()
     await served.until(lambda: bool(worker.absorbed))
     result = {"type": "tool_result", "tool_use_id": message["content"][-1]["id"], "content": "nothing"}
     history = [
@@ -341,7 +240,7 @@ async def test_an_answer_is_absorbed_as_its_client_will_send_it_back(
         {"role": "assistant", "content": message["content"]},
         {"role": "user", "content": [result]},
     ]
-    await ask(served, messages=history, tools=tools)
+    await served.message(messages=history, tools=tools)
     absorbed = worker.absorbed[0]
     assert worker.requests[1].token_ids[: len(absorbed.token_ids)] == absorbed.token_ids
     assert worker.requests[1].boundaries[: len(absorbed.boundaries)] == absorbed.boundaries
@@ -379,10 +278,10 @@ async def test_what_an_agent_changes_between_turns_is_no_change(served: Served, 
         [{"role": "assistant", "content": "Two."}, {"role": "user", "content": "Thanks."}],
         [{"role": "system", "content": "The user has closed it."}],
     ]
-    await ask(served, **agent_turn("abc", *history))
+    await served.message(**agent_turn("abc", *history))
     for number, step in enumerate(steps):
         history += step
-        await ask(served, **agent_turn(f"d{number}", *history))
+        await served.message(**agent_turn(f"d{number}", *history))
     for before, after in itertools.pairwise(worker.requests):
         end = before.boundaries[-1].end
         assert after.token_ids[:end] == before.token_ids[:end]
@@ -400,7 +299,7 @@ async def test_counting_gives_what_a_request_would_use(served: Served, worker: F
     number = await counted.json()
     assert not worker.requests
     worker.script = say("x", outcome="hit", depth=4, reason="none", kept=9)
-    usage = (await (await ask(served, **body)).json())["usage"]
+    usage = (await (await served.message(**body)).json())["usage"]
     parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     assert number == {"input_tokens": sum(usage[part] for part in parts)}
 
@@ -409,7 +308,7 @@ async def test_counting_goes_past_the_context(served: Served, worker: FakeWorker
     long = [{"role": "user", "content": "word " * 600}]
     counted = await (await served.post("/v1/messages/count_tokens", {"messages": long})).json()
     assert counted["input_tokens"] > worker.model.max_model_len
-    refused = await ask(served, messages=long)
+    refused = await served.message(messages=long)
     assert refused.status == 400
     message = (await refused.json())["error"]["message"]
     assert message.startswith(f"prompt is too long: {counted['input_tokens']} tokens > 511 maximum")
@@ -429,69 +328,3 @@ async def test_models_have_the_shape_that_the_client_expects(served: Served):
     error = await missing.json()
     assert (missing.status, error["type"], error["error"]["type"]) == (404, "error", "not_found_error")
     assert error["request_id"] == missing.headers["request-id"]
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "kind"),
-    [
-        ("queue_full", 429, "rate_limit_error"),
-        ("out_of_memory", 529, "overloaded_error"),
-        ("loading", 503, "overloaded_error"),
-        ("too_long", 400, "invalid_request_error"),
-        ("internal", 500, "api_error"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_failures_have_their_own_status_and_type(
-    served: Served, worker: FakeWorker, code: str, status: int, kind: str, stream: bool
-):
-    worker.script = lambda call: call.fail(code)
-    response = await ask(served, stream=stream)
-    body = await response.json()
-    assert response.status == status
-    assert body == {
-        "type": "error",
-        "error": {"type": kind, "message": "told to fail"},
-        "request_id": response.headers["request-id"],
-    }
-    assert ("retry-after" in response.headers) is (status in (429, 503, 529))
-
-
-async def test_other_refusals_have_the_same_shape(served: Served):
-    url = served.url + "/v1/messages"
-    for response, status, kind in (
-        (await served.http.get(url), 405, "invalid_request_error"),
-        (await served.http.get(url + "/batches"), 404, "not_found_error"),
-        (await served.http.post(url, data=b"{"), 400, "invalid_request_error"),
-        (await served.http.post(url, data=json.dumps([])), 400, "invalid_request_error"),
-    ):
-        body = await response.json()
-        assert (response.status, body["type"], body["error"]["type"]) == (status, "error", kind)
-
-
-class TestSmallBodies:
-    """A limit on the body."""
-
-    @pytest.fixture
-    def settings(self, settings: GatewaySettings) -> GatewaySettings:
-        return settings.model_copy(update={"max_body_bytes": 1000})
-
-    async def test_a_body_over_the_limit_is_413(self, served: Served):
-        response = await ask(served, messages=[{"role": "user", "content": "x" * 2000}])
-        assert response.status == 413
-        assert (await response.json())["error"]["type"] == "request_too_large"
-
-
-class TestStrictModel:
-    """Only listed names are served."""
-
-    @pytest.fixture
-    def settings(self, settings: GatewaySettings) -> GatewaySettings:
-        return settings.model_copy(update={"strict_model": True})
-
-    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-    async def test_an_unknown_model_is_404(self, served: Served, path: str):
-        body = {"messages": QUESTION, "max_tokens": 5, "model": "claude"}
-        response = await served.post(path, body)
-        assert response.status == 404
-        assert (await response.json())["error"]["type"] == "not_found_error"

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from fake_worker import Call, FakeWorker, ids_of, say
+from fake_worker import Call, FakeWorker, half_an_answer, ids_of, never_ending, say
 from responses_grammar import check_response, check_stream, read_events, text_of
 from served import Served
 
@@ -193,12 +193,6 @@ async def test_a_prompt_that_is_too_long_is_refused_with_counts(served: Served, 
 
 
 async def test_hanging_up_cancels_in_the_worker(served: Served, worker: FakeWorker):
-    async def never_ending(call: Call) -> None:
-        await call.accept()
-        while not call.worker.cancelled.is_set():
-            await call.tokens(ids_of("on and on "))
-            await asyncio.sleep(0.01)
-
     worker.script = never_ending
     (await ask(served, stream=True)).close()
     await served.until(lambda: bool(worker.cancels))
@@ -207,11 +201,7 @@ async def test_hanging_up_cancels_in_the_worker(served: Served, worker: FakeWork
 
 
 async def test_a_lost_worker_fails_the_response(served: Served, worker: FakeWorker):
-    async def half(call: Call) -> None:
-        await call.accept()
-        await call.tokens(ids_of("half an ans"))
-
-    worker.script = half
+    worker.script = half_an_answer
     response = await ask(served, stream=True)
     waiting = asyncio.create_task(ask(served))
     await served.until(lambda: len(worker.requests) == 2)
