@@ -143,7 +143,7 @@ def _version(path: Path) -> tuple[int, ...]:
 def _load(path: Path) -> tuple[_Holder, ...]:
     """Raises `SettingsError`, which says nothing of what the file holds."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
                 raise SettingsError(f"api_keys: {path} is no file of keys")
@@ -160,8 +160,13 @@ def _load(path: Path) -> tuple[_Holder, ...]:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"] if part != "[key]")
         raise SettingsError(f"api_keys: {path}: {where}: {first['msg']}") from None  # the cause holds the input
-    except ValueError:  # bad UTF-8 and bad TOML alike
+    except (ValueError, RecursionError):  # bad UTF-8 and bad TOML alike
         raise SettingsError(f"api_keys: {path} is not TOML") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes into would be waited for without end."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _holders(file: _KeyFile, path: Path) -> Iterator[_Holder]:

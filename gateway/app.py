@@ -175,15 +175,20 @@ async def _body(request: web.Request) -> bytes:
     encoding = request.headers.get("Content-Encoding", "").lower()
     if encoding not in _ENCODINGS:
         raise RequestError(f"content-encoding {encoding!r} is not supported", param="content-encoding")
+    if (request.content_length or 0) > request.client_max_size:
+        raise _too_large(request)  # as it says itself: nobody need wait for the rest
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise RequestError(
-            f"the body is larger than {request.client_max_size} bytes", code="request_too_large", status=413
-        ) from error
+        raise _too_large(request) from error
     except (web.RequestPayloadError, HttpProcessingError) as error:
         problem = str(error).strip().rpartition("\n")[2].strip()  # before it stands what class of error it is
         raise RequestError(f"the body cannot be read: {problem}") from error
+
+
+def _too_large(request: web.Request) -> RequestError:
+    text = f"the body is larger than {request.client_max_size} bytes"
+    return RequestError(text, code="request_too_large", status=413)
 
 
 def _middleware(gateway: Gateway, keys: ApiKeys | None) -> Middleware:

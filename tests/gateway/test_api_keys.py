@@ -79,6 +79,7 @@ async def ask(served: Served, key: str, content: str = "hi", **headers: str) -> 
     ("text", "named"),
     [
         ("secret = ", "TOML"),
+        ("secret = " + "[" * 100_000, "TOML"),
         ('secret = "short"\n[tenants.a]\nkeys = ["0123456789abcdef"]', "secret"),
         (f'secret = "{SECRET}"', "tenants"),
         (f'secret = "{SECRET}"\n[tenants."a b"]\nkeys = ["0123456789abcdef"]', "tenants.a b"),
@@ -113,6 +114,12 @@ def test_a_group_may_read_it(tmp_path, mode):
 def test_there_must_be_a_file(tmp_path):
     with pytest.raises(SettingsError, match="api_keys: cannot read"):
         ApiKeys(tmp_path / "none")
+
+
+def test_a_pipe_is_no_file_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "keys", 0o600)
+    with pytest.raises(SettingsError, match="is no file of keys"):
+        ApiKeys(tmp_path / "keys")
 
 
 def test_a_written_hash_is_no_key(key_file):

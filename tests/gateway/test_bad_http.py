@@ -37,6 +37,17 @@ async def raw_answer(served: Served, sent: bytes, *later: bytes) -> tuple[int, d
     return int(status.split()[1]), headers, json.loads(body)
 
 
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(served: Served):
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    size = served.gateway.settings.max_body_bytes + 1
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        assert b" 413 " in await reader.readline()
+        assert b"request_too_large" in await reader.readuntil(b"}}")
+    writer.close()
+
+
 NO_HTTP = [
     (b"nonsense\r\n\r\n", "invalid method"),
     (b"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", "Content-Length"),
