@@ -6,6 +6,7 @@ import logging
 import os
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,8 +18,7 @@ from gateway.api_keys import ApiKeys
 from gateway.app import _build_app, build_metrics_runner
 from gateway.config import GatewaySettings
 from gateway.openapi import description
-from gateway.prompts import PromptMaker
-from gateway.tokenizer import PromptTokenizer
+from gateway.word_memory import WordMemory
 from protocol.errors import RequestError, SettingsError
 
 SECRET = "0123456789abcdef" * 4
@@ -323,23 +323,24 @@ async def test_what_is_absorbed_is_the_tenants(served: Served, worker: FakeWorke
     assert worker.requests[1].boundaries[: len(absorbed.boundaries)] == absorbed.boundaries
 
 
+@pytest.mark.parametrize("watched", ["encode", "_encoded"])
 async def test_what_one_tenant_had_encoded_makes_no_other_faster(
-    served: Served, maker: PromptMaker, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch, watched: str
 ):
-    encoded: list[str] = []
-    encode = PromptTokenizer._encode
+    """Neither a text that came as it is nor the words of one that did."""
+    worked_on: list[str] = []
+    work = getattr(WordMemory, watched)
 
-    def watched(self: PromptTokenizer, tokenizer: object, text: str, spans: bool = False) -> object:
-        encoded.append(text)
-        return encode(self, tokenizer, text, spans)
+    def watch(self: WordMemory, text_or_words: Any, *owner: str) -> Any:
+        worked_on.extend([text_or_words] if isinstance(text_or_words, str) else text_or_words)
+        return work(self, text_or_words, *owner)
 
-    monkeypatch.setattr(PromptTokenizer, "_encode", watched)
-    secret = "A secret that nobody guesses. " * 120
-    counts = []
+    monkeypatch.setattr(WordMemory, watched, watch)
+    counts, nobody = [], f"quux{watched.strip('_')}"  # tests share the memory
     for key in (A, A, B, C):
-        encoded.clear()
-        await ask(served, key, secret)
-        counts.append(sum(secret.strip() in text for text in encoded))
+        worked_on.clear()
+        await ask(served, key, f"A secret that {nobody} guesses. " * 120)
+        counts.append(sum(nobody in text for text in worked_on))
     assert counts == [1, 0, 1, 1]
 
 
