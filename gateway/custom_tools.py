@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
+from gateway.body import mended
+
 CUSTOM_FIELD = "input"  # the one argument of a function that stands for a free-form tool
+_BEGUN = re.compile(rf'\s*\{{\s*"{CUSTOM_FIELD}"\s*:\s*"')
+_ESCAPE = 6  # characters, the longest
 
 
 def custom_function(tool: dict[str, Any]) -> dict[str, Any]:
@@ -24,9 +30,22 @@ def custom_function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def custom_input(value: object, arguments: str) -> str:
-    """The text that a call of such a function gives its tool: all of the arguments where they are something else."""
+    """The text that a call of such a function gives its tool, as far as it came where it was cut off.
+
+    That is all of the arguments where they are something else.
+    """
     given = value.get(CUSTOM_FIELD) if isinstance(value, dict) else None
-    return given if isinstance(given, str) else arguments
+    if isinstance(given, str):
+        return given
+    begun = _BEGUN.match(arguments)
+    if begun is None:
+        return arguments
+    for end in range(len(arguments), max(len(arguments) - _ESCAPE, begun.end() - 1), -1):
+        try:
+            return str(mended(json.loads(f'"{arguments[begun.end() : end]}"')))
+        except ValueError:  # it ends within an escape, or with its quote
+            continue
+    return arguments
 
 
 def custom_names(tools: object) -> frozenset[str]:

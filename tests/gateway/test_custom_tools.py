@@ -16,7 +16,7 @@ from test_tool_calls import ASKED, LOOKUP, ONE
 
 from gateway.canonical import parse_messages, parse_tools
 from gateway.conversation import ToolCall
-from gateway.custom_tools import custom_names
+from gateway.custom_tools import custom_input, custom_names
 from protocol.errors import RequestError
 
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}
@@ -83,6 +83,23 @@ async def test_a_stream_gives_its_input_once_and_whole(served: Served, worker: F
         ]
         assert all("custom" not in call for call in calls if call["index"] == 1)
         assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ('{"input": "a\\nb', "a\nb"),
+        ('{ "input" : "a\\', "a"),
+        ('{"input": "a\\u00f', "a"),
+        ('{"input": "a\\ud83d', "a\ufffd"),
+        ('{"input": "', ""),
+        ('{"input": "a"', "a"),
+        ('{"input', '{"input'),
+        ('{"other": 3', '{"other": 3'),
+    ],
+)
+def test_of_a_call_that_was_cut_off_it_is_what_came(arguments: str, given: str):
+    assert custom_input(arguments, arguments) == given
 
 
 @pytest.mark.parametrize(
