@@ -20,12 +20,15 @@ DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused, 2 wrong usage, 3 worker not reachable."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it may have been closed: nobody wants to know)
     asked = _parser().parse_args(argv, namespace=Asked())
     try:
         with ControlClient(
             control_endpoint(asked.run_dir, asked.endpoint, asked.curve_key), asked.timeout
         ) as client:
-            return DONE if COMMANDS[asked.command].run(client, asked) else REFUSED
+            is_done = COMMANDS[asked.command].run(client, asked)
+            sys.stdout.flush()
+            return DONE if is_done else REFUSED
     except CommandRefused as error:
         return _complain(str(error), REFUSED)
     except SettingsError as error:
@@ -34,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), UNREACHABLE)
     except KeyboardInterrupt:
         return DONE  # how `watch`, `events` and `top` end
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
-        return DONE
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not tried again
+        if isinstance(error, BrokenPipeError):
+            return DONE  # the reader left: nothing more to say
+        return _complain(f"cannot write: {error.strerror}", REFUSED)
 
 
 def _complain(message: str, code: int) -> int:

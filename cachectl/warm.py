@@ -18,6 +18,7 @@ from protocol.errors import SettingsError, WorkerUnavailable
 
 APIS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 _ANSWER_TOKENS = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
+_MOST_BYTES = 256 << 20  # four times what gateways take if not told otherwise
 _NOT_SENT = ("stream", "stream_options", "n", "max_completion_tokens", "cache_prompt")
 
 
@@ -49,9 +50,13 @@ def warm(client: ControlClient, asked: Asked) -> bool:
 def _prompt(file: Path) -> tuple[dict[str, Any], bool]:
     """The request in a file, and whether it was plain text: a request, a list of messages, or a system message."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            read = opened.read(_MOST_BYTES + 1)
+        text = read.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read: {error}") from error
+    if len(read) > _MOST_BYTES:
+        raise SettingsError(f"{file}: is longer than {_MOST_BYTES} bytes")
     try:
         value = json.loads(text)
     except ValueError:

@@ -32,7 +32,9 @@ class Endpoint:
             self.keys.guard(socket)
         try:
             socket.bind(self.address)
-        except zmq.ZMQError as error:
+            if self.file is not None:
+                self.file.chmod(0o600)  # the directory keeps others out as well
+        except (zmq.ZMQError, OSError) as error:
             raise SettingsError(f"cannot listen on {self.address}: {error.strerror}") from error
 
     def connect(self, socket: zmq.Socket[Any]) -> None:

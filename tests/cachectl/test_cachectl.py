@@ -200,3 +200,16 @@ def test_a_reader_that_leaves_early_is_no_error(worker, tmp_path):
         running.stdout.close()
         assert running.stderr.read() == ""
         assert running.wait() == DONE
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_cannot_be_written_is_a_complaint_and_no_fault(worker, tmp_path, closed):
+    """A full disk; and where there is no output at all, nobody misses it."""
+    worker.slots = {1: slot_info(1)}
+    command = [sys.executable, "-m", "cachectl.main", "--run-dir", str(tmp_path), "list"]
+    into = ">&-" if closed else ">/dev/full"
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {into}', "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ("" if closed else "cachectl: cannot write: No space left on device\n")
+    assert done.returncode == (DONE if closed else REFUSED)

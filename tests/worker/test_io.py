@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from array import array
 from collections.abc import Callable, Iterator
@@ -111,6 +112,16 @@ def test_requests_come_in_and_answers_go_to_who_asked(sockets, connect):
     for number, sender in enumerate(senders):
         sockets.send(sender, Tokens("e", f"r{number}", 0, array("i", [number])))
     assert [peer.receive().request_id for peer in (one, two)] == ["r0", "r1"]
+
+
+def test_the_files_of_sockets_are_their_owners_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        sockets = started(tmp_path, lambda: BEAT)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in (WORK_SOCKET, CONTROL_SOCKET)] == [0o600] * 2
+    sockets.stop()
 
 
 def test_hello_is_answered_at_once(tmp_path, connect, monkeypatch):
