@@ -47,7 +47,7 @@ def cut_between(step: Adjacent, one: str, other: str) -> bool:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @given(text=st.text(characters, min_size=2, max_size=24))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_no_match_holds_what_is_said_to_stand_in_none(pattern: str, text: str):
     for at in range(1, len(text)):
         if cut_between(read(pattern), text[at - 1], text[at]):
@@ -56,7 +56,7 @@ def test_no_match_holds_what_is_said_to_stand_in_none(pattern: str, text: str):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @given(before=texts, one=members, other=members, behind=texts)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_all_that_begins_at_once_is_found_wherever_it_stands(
     pattern: str, before: str, one: str, other: str, behind: str
 ):
