@@ -52,7 +52,7 @@ class LoopSocket:
             for _ in range(_AT_ONCE):
                 if self._socket.closed or not self._has_come:
                     break
-                self._take(self._socket.recv_multipart())
+                self._take(self._socket.recv_multipart(zmq.DONTWAIT))
         finally:
             self._come_back()
 

@@ -70,7 +70,7 @@ class SharedSocket:
     def receive(self) -> list[bytes] | None:
         """The next message, if one has come."""
         with self._lock:
-            return self._socket.recv_multipart() if self._has_come else None
+            return self._socket.recv_multipart(zmq.DONTWAIT) if self._has_come else None
 
     def close(self) -> None:
         with self._lock:
