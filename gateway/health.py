@@ -34,6 +34,7 @@ class GatewayHealth:
         self._socket.setblocking(False)
         try:
             self._socket.bind(str(self._path))
+            self._path.chmod(0o600)
         except OSError as error:
             self._socket.close()
             raise SettingsError(f"run_dir: cannot make {self._path}: {error.strerror or error}") from error

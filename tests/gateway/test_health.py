@@ -67,6 +67,10 @@ async def test_a_gateway_is_ready_when_it_says_so(gateway):
     assert not gateway.health.sees_worker
 
 
+def test_its_socket_is_its_owners_alone(gateway, run_dir):
+    assert [path.stat().st_mode & 0o777 for path in run_dir.iterdir()] == [0o600]
+
+
 async def test_a_gateway_that_starts_may_be_silent_and_one_that_is_ready_may_not(gateway):
     for _ in range(3 * PATIENCE):
         assert await gateway.state() == "starting"
