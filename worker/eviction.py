@@ -55,8 +55,8 @@ def choose_for_slot(
     What was passed, and absorbed answers that were never hit, go first: blocks of the former stay with what extends
     them. Then what is worth least. Where conversations have been seen to go back, what was passed stays while anything
     else is worth less. A newcomer (its cost to compute again, and the `share` of its like that is asked for) that is
-    small beside what would go is not kept in its place. One that `extends` another must be worth as much: the other
-    one stays. One that is `unproven` itself takes the place of neither.
+    small beside what would go is not kept in its place. One that `extends` another, or stands inside a prompt, must be
+    worth as much: the other one stays. One that is `unproven` itself takes the place of neither.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
 

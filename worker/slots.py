@@ -80,10 +80,10 @@ class Reservation:
     """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
     `newcomer` is what its tokens cost to compute from the one that it `extends`, once known, and `share` how many of
-    its like are asked for again; `source` is the slot of that one, once a commit follows at once;
-    `absorbed` and `exact` as those of the snapshot to be; `written` is set from the beginning of the write on, and
-    where models recur so is `state`: the entry that the write fills. A `late` one has a state before its write begins,
-    no slot until the commit, and no promise of one.
+    its like are asked for again; what stands inside a prompt counts as extending others too. `source` is the slot of
+    that one, once a commit follows at once; `absorbed` and `exact` as those of the snapshot to be; `written` is set
+    from the beginning of the write on, and where models recur so is `state`: the entry that the write fills. A `late`
+    one has a state before its write begins, no slot until the commit, and no promise of one.
     """
 
     slot: int | None

@@ -255,10 +255,12 @@ class Clearing:
             interior = node.snapshots_below > unproven_below[node]
             is_now = standing(node)
             share = store.returns.share(is_now)
-            if snapshot.slot in named or (node.children and not interior):
-                # It will come back, says its client, who is believed within bounds; or what was built on it is gone,
-                # and is computed from here.
+            left = bool(node.children) and not interior  # what was built on it is gone, and is computed from here
+            if snapshot.slot in named or left:
+                # It will come back, says its client, who is believed within bounds.
                 share = max(share, store.returns.share("going_on"))
+            if left:
+                share = max(share, store.returns.share(standing(node.last_begun)))
             candidates.append(
                 Candidate(
                     slot=snapshot.slot,

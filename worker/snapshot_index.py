@@ -118,6 +118,14 @@ class Node:
             yield node
             stack.extend(node.children.values())
 
+    @property
+    def last_begun(self) -> Node:
+        """The end of what was last begun on it."""
+        node = self
+        while node.children:
+            node = next(reversed(node.children.values()))
+        return node
+
     def snapshot_above(self) -> Node | None:
         """The nearest ancestor that has a slot."""
         return next((node for node in self.ancestors() if node.slot is not None), None)

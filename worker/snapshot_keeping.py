@@ -306,7 +306,9 @@ class Keeping:
             is_now = "going_on" if has_come_back(chain) else "new"
         reservation.share = self._store.returns.share(is_now)
         start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
-        reservation.newcomer, reservation.extends = recompute_cost(start, end), start > 0
+        reservation.newcomer = recompute_cost(start, end)
+        # A new conversation gets a slot for its end without being worth as much as what goes, not one for each part.
+        reservation.extends = start > 0 or len(path) < len(boundaries)
 
     def _require_open(self, reservation: Reservation) -> None:
         if reservation not in self._store.reservations:

@@ -43,6 +43,15 @@ def test_one_slot_goes_forward_with_its_conversation():
     assert engine.kept() == [250]
 
 
+def test_a_new_conversation_pushes_out_one_other_and_not_one_for_each_of_its_parts():
+    engine = Engine(2)
+    for who in (1, 2, 1, 2):
+        engine.play(prompt(words(who, 40), head=False))
+    engine.play(prompt(words(3, 30), words(4, 10)))
+    assert engine.kept() == [40, 40]
+    assert depths(engine, prompt(words(3, 30), words(4, 10), words(5, 10))) == [40]
+
+
 def test_what_others_restore_from_makes_no_room_for_what_was_built_on_it():
     engine = Engine(1)
     engine.play(one_shot(1))
