@@ -52,6 +52,20 @@ def test_a_new_conversation_pushes_out_one_other_and_not_one_for_each_of_its_par
     assert depths(engine, prompt(words(3, 30), words(4, 10), words(5, 10))) == [40]
 
 
+def test_what_is_begun_anew_again_and_again_is_weighed_like_what_it_leads_to():
+    engine = Engine(4)
+    base, longer = prompt(words(1, 12), head=False), prompt(words(1, 12), words(2, 4), head=False)
+    engine.play(base)
+    for _ in range(12):
+        engine.play(longer)
+    returns = engine.store.returns
+    assert returns.share("repeated") > returns.share("going_on")
+    (slot,) = engine.slots_at(16)
+    engine.store.remove([slot], "slots")
+    (left,) = engine.clearing._candidates(())
+    assert (left.end, left.share) == (12, returns.share("repeated"))
+
+
 def test_what_others_restore_from_makes_no_room_for_what_was_built_on_it():
     engine = Engine(1)
     engine.play(one_shot(1))
