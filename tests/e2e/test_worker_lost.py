@@ -30,6 +30,8 @@ def test_worker_killed_under_load(daemon: Daemon):
     """K-ST5 and K-LO5: two streams run and a request waits."""
     client = daemon.wait_ready()
     lost, before = "prefixd_worker_lost_requests_total", metrics(daemon.wait_ready())
+    # Else the next one is not said to be ready again.
+    until(lambda: "prefixd serves" in daemon.log(), "the supervisor knows it")
     greeting = [user("Hello")]
     known = client.chat(greeting)
     streams = [client.stream([user(words(f"stream {n}", 50))], **ENDLESS) for n in range(2)]
