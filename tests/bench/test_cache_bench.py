@@ -43,15 +43,6 @@ def test_block_traces_have_boundaries_where_prompts_end_and_part(tmp_path):
     assert not set(first.token_ids[1024:]) & set(second.token_ids)
 
 
-def test_a_long_stretch_has_the_boundaries_of_a_long_message(tmp_path):
-    (turn,) = mooncake(tmp_path, (0, 20_000, list(range(40))))
-    assert [(boundary.end, boundary.kind) for boundary in turn.boundaries] == [
-        (8192, "interior"),
-        (16384, "interior"),
-        (19968, "message"),
-    ]
-
-
 def test_sessions_share_tools_and_system_and_what_forks_have_in_common(tmp_path):
     def session(name, *requests):
         rows = [{"t": at, "in": 64 * count + 5, "out": 9, "hash_runs": [[1, count]]} for at, count in requests]

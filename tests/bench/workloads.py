@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.boundaries import Cut, with_interior
 from protocol.digest import chain_digests, root_digest
 from protocol.messages import Boundary, BoundaryKind
 
@@ -72,9 +71,6 @@ def load(path: Path, users: int) -> list[Turn]:
       boundary after tools and system, and where any prompt of the file ended; messages inside a turn are not known.
     - Conversations have a boundary after tools and system together and after every message. Words of up to six
       letters stand for tokens.
-
-    Where two boundaries lie far apart there are more between them, as the gateway has it for a long message: what is
-    not known of a trace is taken for one.
     """
     if ".csv" in path.suffixes:
         raise UnknownFormat(f"{path.name}: lengths and arrivals only; without contents nothing can be reused")
@@ -265,10 +261,10 @@ def _strings(item: Any) -> Iterator[str]:
 def _boundaries(ids: Ids, kinds: Sequence[tuple[int, BoundaryKind]]) -> tuple[Boundary, ...]:
     data = array("i")
     data.frombytes(ids.tobytes())
-    cuts = with_interior([Cut(end, kind, messages) for messages, (end, kind) in enumerate(kinds, 1)])
-    digests = chain_digests(_ROOT, data, [cut.end for cut in cuts])
+    digests = chain_digests(_ROOT, data, [end for end, _ in kinds])
     return tuple(
-        Boundary(cut.end, digest, cut.kind, cut.messages) for cut, digest in zip(cuts, digests, strict=True)
+        Boundary(end, digest, kind, messages)
+        for messages, ((end, kind), digest) in enumerate(zip(kinds, digests, strict=True), 1)
     )
 
 
