@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from protocol.control import Removed
 from protocol.messages import Boundary
-from worker.eviction import Candidate, choose_for_blocks, choose_for_slot
+from worker.eviction import GOING_BACK, Candidate, choose_for_blocks, choose_for_slot
 from worker.retention import Retention
 from worker.returns import standing
 from worker.slots import EvictionCause, Reservation, Snapshot
@@ -88,19 +88,24 @@ class Clearing:
         store = self._store
         protect = reservation.protect | self._retention.held()
         candidates = [c for c in self._candidates(protect) if not c.fixed]
-        # What the newcomer extends goes only where nothing else can, or one slot would stay where it is for ever. The
-        # commit cannot fail any more then, and all blocks are held by it too.
+        # What the newcomer extends goes only where nothing else can or should, or a conversation would stay where it is
+        # for ever. The commit cannot fail any more then, and all blocks are held by it too.
         others = [c for c in candidates if c.slot != reservation.source]
-        if others or reservation.absorbed:
-            candidates = others
-            victim = self._victim(reservation, others)
-        else:
-            victim = candidates[0].slot if candidates else None
+        victim = self._victim(reservation, others) if others else None
+        if victim is None and not reservation.absorbed:
+            above = [c.slot for c in candidates if c.slot == reservation.source]
+            victim = next((slot for slot in above if not others or self._is_passed(slot)), None)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
             return None
         store.remove([victim], "slots")
         return store.slots.reserve()
+
+    def _is_passed(self, slot: int) -> bool:
+        """Whether a snapshot is one that goes first once its conversation goes on: nobody else has asked for it."""
+        node = self._store.known(slot).node
+        alone = not (node.snapshots_below or node.revisited) and node.asks <= 1
+        return alone and node.kind != "head" and self._store.returns.share("passed") < GOING_BACK
 
     def state_for(self, reservation: Reservation) -> int | None:
         """An entry of recurrent state for a reservation whose write begins, like `slot_for`."""

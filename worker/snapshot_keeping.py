@@ -3,8 +3,9 @@
 Nothing is copied: a snapshot takes references to blocks that are filled already.
 
 What a snapshot extends, the source of its restore among that, is not its victim, with one exception: where no other
-slot can be had, the commit takes that one. All that the former snapshot held is held by the new one or needed by
-nobody at that time, and an only slot would else stay with the first conversation's beginning for ever.
+slot can be had, or all others are worth more than what is new, the commit takes that one. All that the former snapshot
+held is held by the new one or needed by nobody at that time. Else an only slot would stay with the first conversation's
+beginning for ever, and a session beside large one-shots where it was when they came.
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ class Keeping:
     ) -> Reservation | None:
         """A reservation for whose `state` a pass can leave a recurrent state.
 
-        Its write has begun, unless no slot but a protected one, that of the snapshot it extends, could be had: then it
-        is a late one, and the commit takes that slot, or there would never be another snapshot in an only one.
+        Its write has begun, unless no slot but a protected one, that of the snapshot it extends, could or should be
+        had: then it is a late one, and the commit takes that slot, or a conversation would not go forward in it.
         `state`: an entry that holds the state already; it is the reservation's from then on. None, and counted as an
         abort, where the snapshot exists or there is nothing to have. The others as in `commit`.
         """
@@ -139,22 +140,26 @@ class Keeping:
         if exists and store.fault(chain[-1]) is None:
             store.aborts["duplicate"] += 1
             return None
+        reservation = self._reserve(protect)
+        if reservation is not None:
+            self._weigh(reservation, chain, path, boundaries)
+            reservation.absorbed, reservation.state = absorbed, state
+            if self.begin_write(reservation) is not None:
+                return reservation
         # An answer that nobody has asked for takes the place of nothing, least of all of what it was built on.
-        reservation = self._reserve(protect) or (None if absorbed else self._reserve_late(chain))
-        if reservation is None:
-            store.aborts["no_slot"] += 1
+        late = None if absorbed else self._reserve_late(chain)
+        if late is None:
+            store.aborts["no_slot"] += reservation is None
             return None
-        self._weigh(reservation, chain, path, boundaries)
-        reservation.absorbed, reservation.state = absorbed, state
-        if not reservation.late:
-            return None if self.begin_write(reservation) is None else reservation
-        if reservation.state is None:
+        self._weigh(late, chain, path, boundaries)
+        late.state = state
+        if late.state is None:
             assert store.states is not None
             if not store.states.free_count:
-                self.abort(reservation, "no_state")
+                self.abort(late, "no_state")
                 return None
-            (reservation.state,) = store.states.allocate(1)
-        return reservation
+            (late.state,) = store.states.allocate(1)
+        return late
 
     def begin_write(self, reservation: Reservation) -> int | None:
         """The slot to write to, its former snapshot gone and its generation new. None: aborted, nothing to have.

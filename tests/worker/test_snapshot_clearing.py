@@ -27,14 +27,33 @@ def test_a_long_conversation_advances_on_few_slots():
     assert 30 in engine.kept(), "the head went although older turns could"
 
 
-def test_the_restore_source_is_not_the_victim_of_its_own_commit_while_anything_else_can_go():
+def test_the_restore_source_is_not_the_victim_of_its_own_commit_while_anything_else_is_worth_less():
     engine = Engine(2)
     engine.play(one_shot(1))
-    engine.play(one_shot(2, 3000))
-    run = engine.start(prompt(words(1, 12), words(2, 30), head=False))
-    engine.compute(run, 43)
+    engine.play(one_shot(2, 30))
+    run = engine.start(prompt(words(1, 12), words(2, 60), head=False))
+    engine.compute(run, 73)
     engine.finish(run)
-    assert 12 in engine.kept()
+    assert engine.kept() == [12, 72]
+
+
+def test_a_session_goes_forward_beside_what_is_worth_more():
+    engine = Engine(2)
+    engine.play(one_shot(1, 3000))
+    messages = [words(2, 50), words(3, 40), words(4, 40), words(5, 40)]
+    turns = [prompt(*messages[:count], head=False) for count in (1, 2, 3, 4)]
+    assert depths(engine, *turns) == [0, 50, 90, 130]
+    assert engine.kept() == [170, 3000]
+
+
+def test_where_conversations_go_back_the_restore_source_stays_beside_what_is_worth_more():
+    engine = Engine(2)
+    for branch in ([], [words(3, 4)], [words(4, 4)]):
+        engine.play(prompt(words(1, 12), *branch, head=False))
+    engine.play(one_shot(6))
+    engine.play(one_shot(7, 3000))
+    engine.play(prompt(words(6, 12), words(8, 30), head=False))
+    assert engine.kept() == [12, 3000]
 
 
 def test_one_slot_goes_forward_with_its_conversation():

@@ -33,7 +33,7 @@ def test_an_aborted_snapshot_burns_no_slot(cause):
     engine.play(prompt(words(3, 82), head=False))
     assert engine.kept() == [38, 82]
     assert depths(engine, prompt(words(1, 38), words(4, 10), head=False)) == [38]
-    assert depths(engine, prompt(words(1, 38), words(5, 90), head=False)) == [38]
+    assert depths(engine, prompt(words(1, 38), words(4, 10), words(5, 90), head=False)) == [48]
     assert sum(engine.store.stale_drops.values()) == 0
 
 
