@@ -29,7 +29,9 @@ def stop(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
 note("start")
-(folder / f"{name}.pid").write_text(str(os.getpid()))
+written = folder / f"{name}.new"
+written.write_text(str(os.getpid()))
+written.rename(folder / f"{name}.pid")  # whoever finds it finds all of it
 while True:
     time.sleep(60)
 """
