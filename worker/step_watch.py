@@ -13,17 +13,12 @@ from typing import Literal, NamedTuple
 
 from worker.steps import Decode, Prefill, Step, SwapIn, SwapOut
 
-LEAST_SECONDS = 3.5  # what a machine that is short of processors or memory may add to any step
-MOST_SECONDS = (
-    60.0  # what any work may take: a step of which nothing is known, or what the loop does between steps
-)
-_LIMIT_IN_LONGEST = (
-    6  # a step over a long context, beside others, takes a few times what the same rows took before
-)
+LEAST_SECONDS = 3.5  # what a machine that is short of memory may add to any step
+# What any work may take: a step of which nothing is known, or what the loop does between steps.
+MOST_SECONDS = 60.0
+_LIMIT_IN_LONGEST = 4  # over a longer context, the same rows take a few times what they took before
 _DEAD_IN_LIMITS = 4  # a step that takes so many times its limit does not come back
-_FORGOTTEN_IN_STEP = (
-    0.01  # so that one step that took long, as where kernels are compiled, does not count for ever
-)
+_FORGOTTEN_IN_STEP = 0.01  # one step that took long, as where kernels are compiled, does not count for ever
 
 
 class Verdict(NamedTuple):

@@ -59,17 +59,17 @@ def limit(watch: StepWatch, clock: Clock, step: Step) -> float:
 def test_a_step_hangs_when_it_takes_far_longer_than_such_steps_did(watch: StepWatch, clock: Clock):
     took(watch, clock, prefill(512), 2.0)
     with watch.step(prefill(500)):
-        clock.now += 11.5
+        clock.now += 7.5
         assert watch.verdict() is None
         clock.now += 1.0
         verdict = watch.verdict()
         assert verdict is not None
         assert verdict.state == "hung"
         assert verdict.cause == (
-            "a prefill step of 500 has been running for 12 s, where such a step took 2 s at most"
+            "a prefill step of 500 has been running for 8 s, where such a step took 2 s at most"
         )
-        assert watch.age() == 12.5
-        clock.now += 50
+        assert watch.age() == 8.5
+        clock.now += 30
         assert watch.verdict().state == "failed"  # type: ignore[union-attr]
     assert watch.verdict() is None
     assert watch.age() == 0
@@ -103,9 +103,9 @@ def test_what_nothing_is_known_of_may_take_a_minute(watch: StepWatch, clock: Clo
 
 def test_a_larger_step_is_given_its_share_and_a_smaller_one_what_a_larger_took(watch: StepWatch, clock: Clock):
     took(watch, clock, prefill(64), 0.5)
-    assert limit(watch, clock, prefill(256)) == pytest.approx(6 * 4 * 0.5, abs=0.2)
+    assert limit(watch, clock, prefill(256)) == pytest.approx(4 * 4 * 0.5, abs=0.2)
     took(watch, clock, prefill(512), 1.0)
-    assert limit(watch, clock, prefill(256)) == pytest.approx(6 * 1.0, abs=0.2)
+    assert limit(watch, clock, prefill(256)) == pytest.approx(4 * 1.0, abs=0.2)
     assert limit(watch, clock, prefill(8)) == pytest.approx(LEAST_SECONDS, abs=0.2), "what 64 rows took"
 
 
@@ -116,7 +116,7 @@ def test_a_step_that_failed_teaches_nothing_and_one_that_took_long_is_forgotten(
     assert watch.age() == 0
     assert limit(watch, clock, prefill(64)) == pytest.approx(MOST_SECONDS, abs=0.2)
     took(watch, clock, prefill(64), 8.0)
-    assert limit(watch, clock, prefill(64)) == pytest.approx(6 * 8.0, abs=0.2)
+    assert limit(watch, clock, prefill(64)) == pytest.approx(4 * 8.0, abs=0.2)
     for _ in range(500):
         took(watch, clock, prefill(64), 0.01)
     assert limit(watch, clock, prefill(64)) == pytest.approx(LEAST_SECONDS, abs=0.2)
@@ -142,7 +142,7 @@ def test_waiting_for_a_processor_is_no_hang_but_for_a_minute(clock: Clock):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 4096), st.floats(0.001, 5)), min_size=1, max_size=20), st.floats(0.25, 3.9)
+    st.lists(st.tuples(st.integers(1, 4096), st.floats(0.001, 5)), min_size=1, max_size=20), st.floats(0.25, 2.5)
 )
 def test_work_that_is_a_few_times_slower_than_the_work_before_never_hangs(steps: list, slower: float):
     """Where time goes with rows, at whatever pace, no step is taken for a hang: contexts and company may vary."""
@@ -151,8 +151,8 @@ def test_work_that_is_a_few_times_slower_than_the_work_before_never_hangs(steps:
     pace = max(seconds / rows for rows, seconds in steps) / 4
     for rows, _ in steps:
         with watch.step(prefill(rows)):
-            clock.now += min(pace * rows, MOST_SECONDS / 4)
+            clock.now += min(pace * rows, MOST_SECONDS / 2.6)
     for rows, _ in steps:
         with watch.step(prefill(rows)):
-            clock.now += min(pace * rows, MOST_SECONDS / 4) * slower
+            clock.now += min(pace * rows, MOST_SECONDS / 2.6) * slower
             assert watch.verdict() is None
