@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from secrets import token_hex
@@ -109,7 +110,7 @@ class Notation(Protocol):
         """An answer may also be a call without any opener."""
 
 
-class OpenedCalls:
+class OpenedCalls(ABC):
     """A notation in which each call has an opener, if it is not "", and several may stand in a section."""
 
     __slots__ = ()
@@ -150,9 +151,9 @@ class OpenedCalls:
                 return made
             made = True
 
+    @abstractmethod
     def _call(self, scanner: Scanner, calls: Calls) -> Steps[bool]:
         """Read a call behind its opener; whether it was one."""
-        raise NotImplementedError
 
 
 def no_constant(name: str) -> Any:

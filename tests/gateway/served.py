@@ -44,3 +44,12 @@ class Served:
 async def lines(response: aiohttp.ClientResponse) -> list[str]:
     """All of a stream but its empty lines."""
     return [line.decode().strip() async for line in response.content if line.strip()]
+
+
+async def hang_up(request: asyncio.Task[aiohttp.ClientResponse], stream: bool) -> None:
+    """A stream once it has begun, any other request without an answer."""
+    if stream:
+        (await request).close()
+    else:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)

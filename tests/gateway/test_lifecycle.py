@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fake_worker import Call, FakeWorker, never_ending, say, silent
-from served import Served, lines
+from served import Served, hang_up, lines
 
 from gateway.config import GatewaySettings
 from gateway.openai_answers import ChatAnswer
@@ -21,12 +21,7 @@ async def test_hanging_up_cancels_in_the_worker(served: Served, worker: FakeWork
     worker.script = script
     request = asyncio.create_task(served.chat(stream=stream))
     await served.until(lambda: bool(worker.requests))
-    if stream:
-        response = await request
-        response.close()
-    else:
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    await hang_up(request, stream)
     await served.until(lambda: bool(worker.cancels))
     assert worker.cancels == [Cancel(worker.requests[0].request_id, "disconnect", None)]
     await served.until(lambda: served.gateway._open == 0)

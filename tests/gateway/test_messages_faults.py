@@ -8,7 +8,7 @@ import json
 import pytest
 from anthropic_stream import broken_off, parse_events
 from fake_worker import Call, FakeWorker, half_an_answer, never_ending, say
-from served import QUESTION, Served
+from served import QUESTION, Served, hang_up
 
 from gateway.config import GatewaySettings
 from protocol.messages import Cancel, Progress
@@ -54,11 +54,7 @@ async def test_hanging_up_cancels_in_the_worker(served: Served, worker: FakeWork
     worker.script = never_ending
     request = asyncio.create_task(served.message(stream=stream))
     await served.until(lambda: bool(worker.requests))
-    if stream:
-        (await request).close()
-    else:
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    await hang_up(request, stream)
     await served.until(lambda: bool(worker.cancels))
     assert worker.cancels == [Cancel(worker.requests[0].request_id, "disconnect", None)]
     await served.until(lambda: served.gateway._open == 0)

@@ -194,10 +194,10 @@ async def test_what_is_open_ends_when_the_worker_says_that_it_hangs(
     whole = asyncio.create_task(served.chat())
     await served.until(lambda: len(worker.requests) == 2)
     worker.phase = phase
+    await served.until(lambda: lost == [2])
     assert f"the worker is {phase} while it served this request" in await response.text()
     assert (await whole).status == 503
     await served.until(lambda: len(worker.cancels) == 2)
-    assert lost == [2]
     worker.phase, worker.script = "ready", say("Hello there!")
     await served.ready()
     assert (await served.chat()).status == 200
