@@ -18,9 +18,7 @@ REPLY_TOKENS = 8
 HISTORY_TOKENS = 30_500  # at the first turn that is measured: 32k at the middle one
 TURN_TOKENS = 250  # a turn has more than before it: question, answer and what the template adds
 TURNS = 12
-CUT_TURN_TOKENS = (
-    100  # the question where a history is cut to its head and one exchange: 600 tokens behind the head
-)
+CUT_TURN_TOKENS = 100  # the question behind a head and one exchange that were kept: 600 tokens behind the head
 WINDOWS = 3
 WINDOW_TOKENS = 7000
 WINDOW_TURN_TOKENS = 200
@@ -45,6 +43,7 @@ class LongFigures:
     windows: float
     windows_outside: float | None
     cut: float
+    cut_to_head: float
     cold_2k: float
     cold_8k: float
     cold_32k: float
@@ -70,6 +69,7 @@ class LongFigures:
             ),
             (outside, "windows_outside", "ms"),
             ("first token, history cut to its head and 600 tokens behind it", "cut", "ms"),
+            (f"first token, history cut to its head + {TURN_TOKENS}", "cut_to_head", "ms"),
             *((f"first token, cold {size}", name, "ms") for name, size in COLD_TOKENS.items()),
             *((f"per token, {streams} at once", name, "ms") for name, streams in STREAMS.items()),
         )
@@ -80,7 +80,9 @@ class LongBench(Client):
 
     async def run(self, start_seconds: float | None) -> LongFigures:
         say("  growing conversation")
-        chat, cut = await self.growing()
+        messages, chat = await self.growing()
+        say("  the same one, cut")
+        cut, cut_to_head = await self.cut(messages)
         say("  windows")
         windows = await self.windows()
         colds = {}
@@ -98,6 +100,7 @@ class LongBench(Client):
             windows=first_ms(windows),
             windows_outside=outside_ms(windows),
             cut=first_ms(cut),
+            cut_to_head=first_ms(cut_to_head),
             **{name: first_ms(answers) for name, answers in colds.items()},
             **decoded,
             prompt_tokens={
@@ -110,17 +113,22 @@ class LongBench(Client):
             outcomes=await self.outcomes(),
         )
 
-    async def growing(self) -> tuple[list[Answer], list[Answer]]:
-        """The answers to a conversation's later turns, and those after its middle was taken out."""
+    async def growing(self) -> tuple[Messages, list[Answer]]:
+        """A long conversation, and the answers to its later turns."""
         messages = [system(self.texts.make("chat head", HEAD_TOKENS))]
         messages += self._history("chat", HISTORY_TOKENS - HEAD_TOKENS, TURN_TOKENS)
         answers = [await self._turn(messages, f"chat {turn}", TURN_TOKENS) for turn in range(TURNS + 1)]
-        cuts = []
+        return messages, answers[1:]
+
+    async def cut(self, messages: Messages) -> tuple[list[Answer], list[Answer]]:
+        """The answers after the conversation's middle was taken out, and those after all but its head was."""
+        one_exchange, head_alone = [], []
         for run in range(COLD_RUNS):
             kept = 3 + 2 * run  # not what follows the head anyway
             shortened = [messages[0], *messages[kept : kept + 2]]
-            cuts.append(await self._turn(shortened, f"cut {run}", CUT_TURN_TOKENS))
-        return answers[1:], cuts
+            one_exchange.append(await self._turn(shortened, f"cut {run}", CUT_TURN_TOKENS))
+            head_alone.append(await self._turn([messages[0]], f"from the head {run}", TURN_TOKENS))
+        return one_exchange, head_alone
 
     async def windows(self) -> list[Answer]:
         """The answers to all turns but the first of windows that are asked in turn."""

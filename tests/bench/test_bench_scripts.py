@@ -115,15 +115,17 @@ async def test_the_long_measurements_ask_what_they_say(server, monkeypatch):
         monkeypatch.setattr(long_bench, name, value)
     monkeypatch.setattr(long_bench, "COLD_TOKENS", {"cold_2k": 20, "cold_8k": 30})
     client = LongBench(server.session, server.base_url, "m", Texts("salt", 1.0))
-    chat, cut = await client.growing()
+    messages, chat = await client.growing()
+    cut, cut_to_head = await client.cut(messages)
     bodies = [body["messages"] for body in server.bodies]
-    assert [len(messages) for messages in bodies] == [8, 10, 12, 4, 4, 4]
+    assert [len(messages) for messages in bodies] == [8, 10, 12, *[4, 2] * long_bench.COLD_RUNS]
     assert [message["role"] for message in bodies[2]] == ["system", *["user", "assistant"] * 5, "user"]
     assert bodies[2][:10] == bodies[1]
-    assert (len(chat), len(cut)) == (2, long_bench.COLD_RUNS)
+    assert (len(chat), len(cut), len(cut_to_head)) == (2, long_bench.COLD_RUNS, long_bench.COLD_RUNS)
     assert [message["role"] for message in bodies[3]] == ["system", "user", "assistant", "user"]
     assert bodies[3][:3] == [*bodies[0][:1], *bodies[0][3:5]]
-    assert bodies[4][1:3] == bodies[0][5:7]
+    assert bodies[5][1:3] == bodies[0][5:7]
+    assert bodies[4][:1] == bodies[0][:1]
     del server.bodies[:]
     assert len(await client.windows()) == long_bench.WINDOWS
     assert len({body["messages"][0]["content"] for body in server.bodies}) == long_bench.WINDOWS
