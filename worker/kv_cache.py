@@ -58,6 +58,8 @@ class KVCache:
         alike: dict[tuple[int, int], list[int]] = {}
         for index, layer in _keeping(self.layers).items():
             alike.setdefault((layer.num_kv_heads, layer.head_dim), []).append(index)
+        self.copier = plain_copy
+        """Copies a block of one memory: what uses a device sets what is faster there."""
         self.memories: list[Tensor] = []
         # Of each layer, by token row [2, kv_heads, blocks * block_tokens, head_dim].
         self._rows: dict[int, Tensor] = {}
@@ -105,7 +107,7 @@ class KVCache:
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block over all layers: what copy-on-write does before a shared block is written."""
         for memory in self.memories:
-            memory[:, :, :, target].copy_(memory[:, :, :, source])
+            self.copier(memory, source, target)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Zero blocks: what is no number in them would spoil those who read beside it, as a masked 0 times NaN does."""
@@ -135,6 +137,11 @@ class KVCache:
         for some in torch.split(index, _SWAPPED_BLOCKS):
             for memory in self.memories:
                 yield some, memory
+
+
+def plain_copy(memory: Tensor, source: int, target: int) -> None:
+    """Copy a block of one memory. In torch it is many small copies where the memory is large."""
+    memory[:, :, :, target].copy_(memory[:, :, :, source])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -86,6 +86,22 @@ def test_gate():
     assert close(ops().gate(noise(3, 160)), TorchOps().gate(noise(3, 160)))
 
 
+@pytest.mark.parametrize("padded", [{}, {(3, 48, 80): 8}])
+def test_gated_product(padded: dict[tuple[int, int, int], int]):
+    run = TritonOps(TILES, padded=padded)
+    found = run.gated_product(noise(3, 160), noise(48, 80, seed=1))
+    assert close(found, TorchOps().gated_product(noise(3, 160), noise(48, 80, seed=1)))
+
+
+@pytest.mark.parametrize("dim", [16, 48])
+def test_copying_a_block(dim: int):
+    memory = noise(3, 2, KV_HEADS, 7, BLOCK, dim)
+    expected = memory.clone()
+    TorchOps().copy_block(expected, 1, 5)
+    ops().copy_block(memory, 1, 5)
+    assert torch.equal(memory, expected)
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_turn_and_store(has_bias: bool, has_norms: bool):

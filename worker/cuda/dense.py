@@ -101,8 +101,8 @@ class DenseModel(CudaDecoder[DenseLayer]):
                 q, x = q[index], x[index]
             mixed = ops.attend_prefill(q, places, pool, longest)
             rows = ops.add_norm(x, ops.product(mixed, layer.out), layer.post_norm, eps)
-            inner = ops.gate(ops.product(rows, layer.gate_up))
-            rows = ops.add_norm(x, ops.product(inner, layer.down), norm, eps)
+            added = ops.gated_product(ops.product(rows, layer.gate_up), layer.down)
+            rows = ops.add_norm(x, added, norm, eps)
         return rows if index is None else at_their_rows(rows, index, count)
 
     def decode(self, token_ids: Tensor, ops: Ops, places: Places, pools: list[Tensor], longest: int) -> Tensor:

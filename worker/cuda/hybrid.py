@@ -127,8 +127,8 @@ class HybridModel(CudaDecoder[HybridLayer]):
                     q, gate, x = q[index], gate[index], x[index]
                 inner = ops.sigmoid_gate(gate, ops.attend_prefill(q, where, pool, longest))
             rows = ops.add_norm(x, ops.product(inner, layer.out), layer.post_norm, eps)
-            inner = ops.gate(ops.product(rows, layer.gate_up))
-            rows = ops.add_norm(x, ops.product(inner, layer.down), norm, eps)
+            added = ops.gated_product(ops.product(rows, layer.gate_up), layer.down)
+            rows = ops.add_norm(x, added, norm, eps)
         return rows if index is None else at_their_rows(rows, index, count)
 
     def decode(

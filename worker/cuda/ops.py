@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.heads import HeadNorms
+from worker.kv_cache import plain_copy
 
 PaddedRows = Mapping[tuple[int, int, int], int]
 """The rows that products of (rows, outputs, inputs) are computed with, where those are not `rows`."""
@@ -67,6 +68,12 @@ class Ops(Protocol):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` of rows [gate | up]."""
+
+    def gated_product(self, gate_up: Tensor, weight: Tensor) -> Tensor:
+        """`product(gate(gate_up), weight)`."""
+
+    def copy_block(self, memory: Tensor, source: int, target: int) -> None:
+        """Copy a block of memory [layers, 2, kv_heads, blocks, block_tokens, head_dim] over all layers and heads."""
 
     def turn_and_store(
         self,
@@ -128,6 +135,12 @@ class TorchOps:
     def gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def gated_product(self, gate_up: Tensor, weight: Tensor) -> Tensor:
+        return self.product(self.gate(gate_up), weight)
+
+    def copy_block(self, memory: Tensor, source: int, target: int) -> None:
+        plain_copy(memory, source, target)
 
     def turn_and_store(
         self,
@@ -205,13 +218,17 @@ def _turned(x: Tensor, places: Places) -> Tensor:
     return x * places.cos.unsqueeze(1) + exchanged * places.sin.unsqueeze(1)
 
 
+def needed_rows(rows: int, weight: Tensor, padded: PaddedRows) -> int:
+    """With how many rows a product of `rows` is computed. A row's bits do not depend on what the others hold."""
+    return padded.get((rows, *weight.shape), rows)
+
+
 def padded_product(x: Tensor, weight: Tensor, padded: PaddedRows) -> Tensor:
     """`x @ weight.T`, computed with as many rows as its shape needs."""
-    rows = len(x)
-    needed = padded.get((rows, *weight.shape), rows)
+    rows, needed = len(x), needed_rows(len(x), weight, padded)
     if needed == rows:
         return F.linear(x, weight)
-    whole = x.new_empty(needed, x.shape[1])  # a row's bits do not depend on what others hold
+    whole = x.new_empty(needed, x.shape[1])
     whole[:rows] = x
     return F.linear(whole, weight)[:rows]
 

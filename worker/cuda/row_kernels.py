@@ -45,6 +45,17 @@ def gate_kernel(x_ptr, out_ptr, size, SIZE: tl.constexpr):
     tl.store(out_ptr + row * size + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["source", "target", "part_stride"])
+def copy_block_kernel(memory, source, target, part_stride, size, SIZE: tl.constexpr):
+    """Copy block `source` to block `target` of each part, which is all blocks of one head; program (part)."""
+    part = memory + tl.program_id(0).to(tl.int64) * part_stride
+    columns = tl.arange(0, SIZE)
+    inside = columns < size
+    # Blocks of a part are counted in 64 bits too: with few layers a part is long.
+    kept = tl.load(part + source.to(tl.int64) * size + columns, mask=inside)
+    tl.store(part + target.to(tl.int64) * size + columns, kept, mask=inside)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def turn_and_store_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions, tables, q_ptr, keys_ptr, values_ptr,

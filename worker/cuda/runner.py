@@ -51,6 +51,8 @@ class CudaRunner:
         """`capture`: make the graphs now; without them every pass is run launch by launch."""
         self.model = model
         self.cache = cache
+        cache.copier = ops.copy_block
+        cache.copy_block(0, 0)  # what is compiled for it is there before a request needs it
         # Decode is the same for every batch by construction: each row is walked in one order, alone.
         padded = tuple(sorted((*product, rows) for product, rows in ops.padded.items()))
         self.row_counts = RowCounts(prefill_rows, DECODE_BATCHES, BLOCK_TOKENS, True, True, padded)

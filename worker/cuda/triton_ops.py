@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from worker.cuda import attention_kernels, product_kernels, row_kernels
 from worker.cuda.hopper_attention import ROWS, HopperAttention, try_hopper
-from worker.cuda.ops import PaddedRows, Places, padded_product, split_count
+from worker.cuda.ops import PaddedRows, Places, needed_rows, padded_product, split_count
 from worker.cuda.tiles import DECODE_SPLIT, PREFILL_SPLIT, Tile, Tiles
 from worker.heads import HeadNorms
 
@@ -66,10 +67,25 @@ class TritonOps:
         return out
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, size)
-        row_kernels.gate_kernel[(rows, -(-size // _GATE_PIECE))](gate_up, out, size, _GATE_PIECE, num_warps=4)
+        return self._gate_into(gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2), gate_up)
+
+    def gated_product(self, gate_up: Tensor, weight: Tensor) -> Tensor:
+        # Where the product wants more rows they are there from the start: joining them afterwards is a copy.
+        rows = needed_rows(len(gate_up), weight, self.padded)
+        inner = self._gate_into(gate_up.new_empty(rows, gate_up.shape[1] // 2), gate_up)
+        return F.linear(inner, weight)[: len(gate_up)]
+
+    def _gate_into(self, out: Tensor, gate_up: Tensor) -> Tensor:
+        size = out.shape[1]
+        grid = len(gate_up), -(-size // _GATE_PIECE)
+        row_kernels.gate_kernel[grid](gate_up, out, size, _GATE_PIECE, num_warps=4)
         return out
+
+    def copy_block(self, memory: Tensor, source: int, target: int) -> None:
+        parts, size = math.prod(memory.shape[:3]), memory.shape[4] * memory.shape[5]
+        row_kernels.copy_block_kernel[(parts,)](
+            memory, source, target, memory.stride(2), size, _power(size), num_warps=4
+        )
 
     def turn_and_store(
         self,
