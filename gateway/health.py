@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from protocol.endpoints import Endpoint
 from protocol.errors import SettingsError, WorkerUnavailable
 from protocol.notify import BEATS_PER_WATCHDOG
 
+START_SECONDS = 1800.0  # in which a worker that hangs before it can say so is not yet told from one that loads
 SERVING = "serving"  # a gateway's status while the worker takes its requests
 
 _PROBE_TIMEOUT_SECONDS = 1.0
@@ -103,8 +105,15 @@ class GatewayHealth:
 class WorkerHealth:
     """Asks the worker at its control socket, which a thread of its own answers while a step runs."""
 
-    def __init__(self, where: Path | Endpoint, hung_seconds: float, gateways: Sequence[GatewayHealth]) -> None:
+    def __init__(
+        self,
+        where: Path | Endpoint,
+        hung_seconds: float,
+        gateways: Sequence[GatewayHealth],
+        start_seconds: float = START_SECONDS,
+    ) -> None:
         self._where = where
+        self._start_seconds = start_seconds
         # A look in vain takes its time limit and the pause behind it.
         self._patience = math.ceil(hung_seconds / (_PROBE_TIMEOUT_SECONDS + WATCH_SECONDS))
         self._gateways = gateways
@@ -112,6 +121,7 @@ class WorkerHealth:
 
     def begin(self) -> None:
         self._ready, self._loaded, self._silent = False, False, 0
+        self._began = time.monotonic()
 
     async def __call__(self) -> Health:
         """Ready once all gateways have noticed that it is: from then on requests are served.
@@ -130,6 +140,8 @@ class WorkerHealth:
         if self._loaded and self._silent >= self._patience:
             silence = self._silent * (_PROBE_TIMEOUT_SECONDS + WATCH_SECONDS)
             return Health("hung", f"it has been silent for {silence:.0f} s")
+        if not self._loaded and time.monotonic() - self._began > self._start_seconds:
+            return Health("hung", f"it has not come up in {self._start_seconds:.0f} s")
         return Health("ready" if self._ready else "starting")
 
     def _heartbeat(self) -> object:

@@ -49,6 +49,10 @@ from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
 log = logging.getLogger(__name__)
 
+# Keys for each column of hidden rows: to attend to so many takes a row no longer than everything else does. Measured on
+# a CPU, SmolLM2-135M: 4.7 in decode, 6.6 in prefill. Where not all layers attend, or MLPs are wide, it is more.
+_ROW_KEYS = 4
+
 
 def build(
     settings: WorkerSettings,
@@ -159,9 +163,12 @@ def build(
         journal=journal,
         tiers=tiers,
     )
+    watch = StepWatch(sockets.time.awake, sockets.time.starved, _ROW_KEYS * config.hidden_size)
+    engine = Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch)
+    loading("warming up")
+    engine.warm_up()
     log.info("built in %.1f s", time.monotonic() - started)
-    watch = StepWatch(sockets.time.awake, sockets.time.starved)
-    return Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch), info
+    return engine, info
 
 
 def _checked(

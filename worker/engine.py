@@ -33,6 +33,7 @@ from worker.snapshots import SnapshotStore
 from worker.step_watch import StepWatch
 from worker.steps import Copies, Decode, Prefill, Step, SwapIn, SwapOut, requests_of
 from worker.tiers.tiers import Tiers
+from worker.warm_up import warm_up
 
 if TYPE_CHECKING:
     from worker.runner import Runner
@@ -126,6 +127,10 @@ class Engine:
     def waiting_count(self) -> int:
         return len(self._scheduler.waiting)
 
+    def warm_up(self) -> None:
+        """Have what a first request would wait for behind us, before `run`: no step that hangs goes unnoticed then."""
+        warm_up(self._run, self.watch, self._runner, self._store, self._scheduler.context_tokens)
+
     def stop(self) -> None:
         """Ask the loop to end: open requests fail with `stopping`. Safe in a signal handler."""
         self._stopping = True
@@ -161,7 +166,8 @@ class Engine:
         self._take_events(wait and started is None and not self._copying)
         idle = self._scheduler.is_idle
         if self._tiers is not None:
-            self._copying = self._tiers.turn(idle=idle or self._scheduler.is_loading)
+            with self.watch.copying():
+                self._copying = self._tiers.turn(idle=idle or self._scheduler.is_loading)
         if wait and idle and started is None and self._pause_left() > 0:
             return  # an operator has asked something: that neither ends the pause nor begins another one
         step = started or self._scheduler.next_step()
@@ -223,7 +229,7 @@ class Engine:
     def _carry_out(self, step: Step) -> None:
         """Run a step and report it done. What fails in running it fails its requests alone."""
         try:
-            with self.watch.step(step):
+            with self.watch.step(step), self._metrics.timed(step):
                 rows = self._run(step)
         except torch.AcceleratorError:
             raise  # the device's context is lost: no later step could run either
@@ -241,30 +247,28 @@ class Engine:
         """What touches the device. The rows of logits that tokens are to be chosen from, if there are any."""
         match step:
             case Prefill(request, start, end, copies, states):
-                with self._metrics.step_seconds.labels(kind="prefill").time():
-                    self._copy(copies)
-                    ids = request.message.token_ids[start:end]
-                    hidden = self._runner.prefill(ids, request.blocks, start, states)
-                    if end < request.total:
-                        return None
-                    logits = self._runner.head_row(hidden[len(ids) - 1])
-                    return _Rows(logits.unsqueeze(0), self._runner)
+                self._copy(copies)
+                ids = request.message.token_ids[start:end]
+                hidden = self._runner.prefill(ids, request.blocks, start, states)
+                if end < request.total:
+                    return None
+                logits = self._runner.head_row(hidden[len(ids) - 1])
+                return _Rows(logits.unsqueeze(0), self._runner)
             case Decode(choices, copies):
-                with self._metrics.step_seconds.labels(kind="decode").time():
-                    started = self._ahead.take(step)
-                    if started is None:
-                        self._copy(copies)
-                        started = self._runner.decode(
-                            [choice.next_token for choice in choices],
-                            [choice.blocks for choice in choices],
-                            [choice.length for choice in choices],
-                            [choice.entry for choice in choices if choice.entry is not None],
-                        )
-                    self._ahead.start_after(step)
-                    rows = _Rows(started, self._runner)
-                    if self._ahead.step is None:  # or all are greedy, and the logits another step's
-                        rows.draw([choice.sampler for choice in choices])
-                    return rows
+                started = self._ahead.take(step)
+                if started is None:
+                    self._copy(copies)
+                    started = self._runner.decode(
+                        [choice.next_token for choice in choices],
+                        [choice.blocks for choice in choices],
+                        [choice.length for choice in choices],
+                        [choice.entry for choice in choices if choice.entry is not None],
+                    )
+                self._ahead.start_after(step)
+                rows = _Rows(started, self._runner)
+                if self._ahead.step is None:  # or all are greedy, and the logits another step's
+                    rows.draw([choice.sampler for choice in choices])
+                return rows
             case SwapOut(choice, blocks, entry):
                 choice.saved = self._runner.save(blocks, entry)
             case SwapIn(choice, blocks):

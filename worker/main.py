@@ -22,12 +22,14 @@ from protocol.settings import load_settings
 from worker.config import WorkerSettings
 from worker.io import WorkerSockets
 from worker.model_error import ModelError
+from worker.step_watch import Verdict
 
 if TYPE_CHECKING:
     from worker.engine import Engine
 
 log = logging.getLogger(__name__)
 
+STAGE_SECONDS = 600.0  # what one part of the start may take: the first one on a machine compiles kernels
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # settings, or a model, that no restart will mend
 # Thread pools that spin collapse when cores are shared with the gateway, those that sleep at once pay a wake-up for
@@ -50,12 +52,13 @@ class Worker:
         self.sockets = WorkerSockets(
             settings.run_dir, self.epoch, self.heartbeat, work=settings.work_at, control=settings.control_at
         )
+        self._stage_began = self.sockets.time.awake()
 
     def heartbeat(self) -> Heartbeat:
         """Read on the socket thread; every field is one reference or number."""
         engine = self.engine
         phase, detail = self.phase, self.detail
-        if engine is not None and phase == "ready" and (verdict := engine.watch.verdict()):
+        if verdict := self._verdict():
             phase, detail = verdict
             if phase == "failed":
                 self.notifier.trigger_watchdog(detail)
@@ -69,7 +72,18 @@ class Worker:
             model=self.model,
         )
 
+    def _verdict(self) -> Verdict | None:
+        """What is wrong with a process that lives; None while nothing is."""
+        if self.phase == "ready" and self.engine is not None:
+            return self.engine.watch.verdict()
+        seconds = self.sockets.time.awake() - self._stage_began
+        if self.phase in ("starting", "loading") and seconds > STAGE_SECONDS:
+            return Verdict("failed", f"{self.detail or self.phase} has been going on for {seconds:.0f} s")
+        return None
+
     def loading(self, detail: str) -> None:
+        """A part of the start begins, or gets on."""
+        self._stage_began = self.sockets.time.awake()
         self.phase, self.detail = "loading", detail
         self.notifier.status(detail)
         log.info("%s", detail)

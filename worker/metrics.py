@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 from protocol.messages import FailureCode, Outcome, Reason
 from worker.grammars import Source
 from worker.sequences import Request, State
+from worker.steps import Decode, Prefill, Step
 
 _PARTIAL_REASONS = (
     "evicted",
@@ -25,6 +27,7 @@ _PARTIAL_REASONS = (
 _NOT_RESTORED = ("none",)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _SHORT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
+_TIMED: Mapping[type[Step], str] = {Prefill: "prefill", Decode: "decode"}
 CANCEL_CAUSES = ("disconnect", "shutdown", "gateway_lost")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a start time for each helps nobody
@@ -117,10 +120,15 @@ class WorkerMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        for kind in ("prefill", "decode"):
+        for kind in _TIMED.values():
             self.step_seconds.labels(kind=kind)
         self.restore_seconds = histogram("restore", "Taking a snapshot into a sequence", _SHORT_SECONDS)
         self.commit_seconds = histogram("commit", "Publishing a snapshot", _SHORT_SECONDS)
+
+    def timed(self, step: Step) -> AbstractContextManager[object]:
+        """While a step runs: how long it takes is counted for some kinds."""
+        kind = _TIMED.get(type(step))
+        return nullcontext() if kind is None else self.step_seconds.labels(kind=kind).time()
 
     def count_lookup(
         self, outcome: Outcome, reason: Reason, depth: int, sources: Mapping[str, int], *, exact: bool = True

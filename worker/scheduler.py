@@ -154,7 +154,7 @@ class Scheduler:
     def absorb(self, message: Absorb) -> None:
         """Have an answered conversation computed in idle time. One that cannot be is dropped: nobody waits for it."""
         problem = self._admission.unsound(message)
-        if problem is None and len(message.token_ids) > self._admission.context_tokens:
+        if problem is None and len(message.token_ids) > self.context_tokens:
             problem = f"{len(message.token_ids)} tokens are more than fit"
         if problem is None:
             self.background.absorb(message)
@@ -219,6 +219,11 @@ class Scheduler:
     @property
     def waiting(self) -> list[Request]:
         return self._admission.waiting
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together that is served."""
+        return self._admission.context_tokens
 
     @property
     def running_count(self) -> int:
@@ -380,7 +385,7 @@ class Scheduler:
 
     def _most_tokens(self, choice: Choice) -> int:
         request = choice.request
-        return min(request.message.sampling.max_tokens, self._admission.context_tokens - request.total)
+        return min(request.message.sampling.max_tokens, self.context_tokens - request.total)
 
     # Ends
 

@@ -159,6 +159,22 @@ async def test_a_worker_that_loads_has_all_the_time_it_takes(worker):
     assert set(await states(worker)) == {"starting"}
 
 
+async def test_a_start_has_an_end_even_where_the_worker_cannot_say_that_it_hangs(worker, monkeypatch):
+    says("loading", "loading weights, 10%")
+    now = [worker._began + health.START_SECONDS]
+    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    assert set(await states(worker)) == {"starting"}
+    now[0] += 1
+    found = await worker()
+    assert (found.state, found.cause) == ("hung", "it has not come up in 1800 s")
+    worker.begin()
+    assert set(await states(worker)) == {"starting"}, "the next one has its own time"
+    says("ready")
+    assert await states(worker, 1) == ["ready"]
+    now[0] += 2 * health.START_SECONDS
+    assert await states(worker, 1) == ["ready"]
+
+
 async def test_a_worker_is_ready_once_every_gateway_has_noticed(worker, gateway):
     says("ready")
     gateway.notifier.status("the worker is loading")

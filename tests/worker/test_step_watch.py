@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.step_watch import LEAST_SECONDS, MOST_SECONDS, StepWatch
+from worker.step_watch import COPY_SECONDS, LEAST_SECONDS, MOST_SECONDS, StepWatch
 from worker.steps import Decode, Prefill, Step, SwapIn, SwapOut
 
 
@@ -29,12 +30,16 @@ def watch(clock: Clock) -> StepWatch:
     return StepWatch(clock)
 
 
-def prefill(rows: int) -> Step:
-    return Prefill(None, 64, 64 + rows, ())  # type: ignore[arg-type]
+def prefill(rows: int, start: int = 64) -> Step:
+    return Prefill(None, start, start + rows, ())  # type: ignore[arg-type]
 
 
-def decode(rows: int) -> Step:
-    return Decode((None,) * rows, ())  # type: ignore[arg-type]
+def decode(rows: int, length: int = 0) -> Step:
+    return Decode((SimpleNamespace(length=length),) * rows, ())  # type: ignore[arg-type]
+
+
+def swap(blocks: int) -> Step:
+    return SwapOut(None, (1,) * blocks)  # type: ignore[arg-type]
 
 
 def took(watch: StepWatch, clock: Clock, step: Step, seconds: float) -> None:
@@ -107,6 +112,48 @@ def test_a_larger_step_is_given_its_share_and_a_smaller_one_what_a_larger_took(w
     took(watch, clock, prefill(512), 1.0)
     assert limit(watch, clock, prefill(256)) == pytest.approx(4 * 1.0, abs=0.2)
     assert limit(watch, clock, prefill(8)) == pytest.approx(LEAST_SECONDS, abs=0.2), "what 64 rows took"
+
+
+@pytest.mark.parametrize("kind", [prefill, decode])
+def test_rows_that_attend_to_much_are_given_what_that_takes(kind, clock: Clock):
+    """As the first pass of a long conversation that comes from a slower tier."""
+    watch = StepWatch(clock, row_keys=1000)
+    took(watch, clock, prefill(256, 0), 2.0)
+    took(watch, clock, decode(1, 8), 2.0)
+    rows = 256 if kind is prefill else 1
+    assert limit(watch, clock, kind(rows, 0)) == pytest.approx(4 * 2.0, abs=0.2)
+    assert limit(watch, clock, kind(rows, 3000)) == pytest.approx(4 * 4 * 2.0, abs=0.2)
+    assert limit(watch, clock, kind(rows, 100_000)) == pytest.approx(MOST_SECONDS, abs=0.2)
+    took(watch, clock, kind(rows, 100_000), 3.0)
+    assert limit(watch, clock, kind(rows, 100_000)) == pytest.approx(4 * 3.0, abs=0.2), "what it took"
+
+
+def test_blocks_that_are_swapped_count_each(watch: StepWatch, clock: Clock):
+    took(watch, clock, swap(8), 0.1)
+    assert limit(watch, clock, swap(4)) == pytest.approx(LEAST_SECONDS, abs=0.2)
+    assert limit(watch, clock, swap(1024)) == pytest.approx(4 * 128 * 0.1, abs=0.2)
+
+
+def test_a_step_that_took_no_time_at_all_is_known(watch: StepWatch, clock: Clock):
+    """As where the machine stood still meanwhile."""
+    took(watch, clock, decode(1), 0.0)
+    assert limit(watch, clock, decode(1)) == pytest.approx(LEAST_SECONDS, abs=0.2)
+
+
+@pytest.mark.parametrize(("longest", "most"), [(None, MOST_SECONDS), (0.1, COPY_SECONDS), (5.0, 20.0)])
+def test_a_copy_between_tiers_may_wait_for_a_step_that_the_device_runs(
+    watch: StepWatch, clock: Clock, longest: float | None, most: float
+):
+    if longest is not None:
+        took(watch, clock, prefill(256), longest)
+    with watch.copying():
+        clock.now += most
+        assert watch.verdict() is None
+        clock.now += 0.1
+        verdict = watch.verdict()
+        assert verdict is not None
+        assert verdict.cause == f"a copy between tiers has been running for {most:.0f} s"
+    assert watch.verdict() is None
 
 
 def test_a_step_that_failed_teaches_nothing_and_one_that_took_long_is_forgotten(watch: StepWatch, clock: Clock):
