@@ -35,6 +35,7 @@ from worker.model_shape import DeltaLayer
 from worker.models import model_class
 from worker.models.interface import Model
 from worker.numerics import numerics_id
+from worker.outbox import Outbox
 from worker.recurrent import StateLayout, StatePool
 from worker.row_check import check_rows
 from worker.runner import Runner
@@ -117,13 +118,14 @@ def build(
         wake=lambda: sockets.inbox.put(None),
         context_tokens=max_model_len,
     )
+    outbox = Outbox(sockets.send, holds=device.type == "cuda")
     scheduler = Scheduler(
         epoch=epoch,
         store=store,
         pool=pool,
         metrics=metrics,
         journal=journal,
-        emit=sockets.send,
+        emit=outbox.send,
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         max_prefill_rows=runner.max_prefill_rows,
@@ -164,7 +166,7 @@ def build(
         tiers=tiers,
     )
     watch = StepWatch(sockets.time.awake, sockets.time.starved, _ROW_KEYS * config.hidden_size)
-    engine = Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch)
+    engine = Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch, outbox=outbox)
     loading("warming up")
     engine.warm_up()
     log.info("built in %.1f s", time.monotonic() - started)

@@ -25,6 +25,7 @@ from worker.draws import draw_rows
 from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
 from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
 from worker.sampling import Sampler
 from worker.scheduler import Scheduler, is_said
 from worker.sequences import Choice, Request
@@ -102,8 +103,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         tiers: Tiers | None = None,
         watch: StepWatch | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._sockets = sockets
+        self._outbox = outbox or Outbox(sockets.send)
         self._scheduler = scheduler
         self._store = store
         self._clearing = Clearing(store)
@@ -161,6 +164,10 @@ class Engine:
 
     def turn(self, wait: bool) -> None:
         """Take what has come in, waiting for something if asked to, and carry out one step."""
+        self._turn(wait)
+        self._outbox.flush()
+
+    def _turn(self, wait: bool) -> None:
         self.watch.turned()
         started = self._ahead.step
         self._take_events(wait and started is None and not self._copying)
@@ -209,7 +216,7 @@ class Engine:
         match event:
             case FromGateway(sender, Generate() as message) if self._stopping:
                 refused = Failed(self._scheduler.epoch, message.request_id, "stopping", _STOPPING)
-                self._sockets.send(sender, refused)
+                self._outbox.send(sender, refused)
             case FromGateway(sender, Generate() as message):
                 self._scheduler.add(sender, message)
             case FromGateway(sender, Cancel() as message):
@@ -250,6 +257,7 @@ class Engine:
                 self._copy(copies)
                 ids = request.message.token_ids[start:end]
                 hidden = self._runner.prefill(ids, request.blocks, start, states)
+                self._outbox.flush()
                 if end < request.total:
                     return None
                 logits = self._runner.head_row(hidden[len(ids) - 1])
@@ -339,7 +347,7 @@ class Engine:
         if is_said(choice, token):
             request, logprobs = choice.request, () if logprob is None else (logprob,)
             tokens = Tokens(self._scheduler.epoch, request.request_id, choice.index, array("i", [token]), logprobs)
-            self._sockets.send(request.sender, tokens)
+            self._outbox.send(request.sender, tokens)
         return token
 
     def _take_in(self, choice: Choice, chosen: int | Exception) -> None:

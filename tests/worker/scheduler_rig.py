@@ -33,6 +33,7 @@ from worker.engine import Engine
 from worker.io import FromGateway, FromOperator
 from worker.journal import Journal
 from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
 from worker.scheduler import Scheduler
 from worker.snapshots import SnapshotStore
 from worker.tiers.tiers import Tiers
@@ -77,8 +78,12 @@ class Rig:
         verify_hits: float = 0.0,
         entries: int = 0,
         tiers: Callable[[Rig], Tiers] | None = None,
+        holds: bool = False,
     ) -> None:
-        """`entries` of recurrent state; 0 for a model that has none. `tiers` are made when there is a store."""
+        """`entries` of recurrent state; 0 for a model that has none. `tiers` are made when there is a store.
+
+        `holds`: as where passes run on a device of their own.
+        """
         self.clock = Clock()
         self.max_running = max_running
         self.max_model_len = max_model_len
@@ -90,13 +95,14 @@ class Rig:
         self.journal = Journal(clock=self.clock)
         self.runner = Runner(self)
         self.tiers = tiers(self) if tiers else None
+        outbox = Outbox(self.sockets.send, holds)
         self.scheduler = Scheduler(
             epoch="e",
             store=self.store,
             pool=self.pool,
             metrics=self.metrics,
             journal=self.journal,
-            emit=self.sockets.send,
+            emit=outbox.send,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
             max_prefill_rows=prefill_rows,
@@ -131,6 +137,7 @@ class Rig:
             self.metrics,
             self.clock,
             self.tiers,
+            outbox=outbox,
         )
         self._ids = 0
         self.asked: dict[str, Generate] = {}
