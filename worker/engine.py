@@ -7,26 +7,23 @@ ends the process: state that may be wrong is never served from.
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, TokenLogprob, Tokens, Vocabulary
+from protocol.messages import Absorb, Cancel, Failed, FailureCode, Generate, Tokens, Vocabulary
 from worker.ahead import Ahead
 from worker.control import Control
-from worker.draws import draw_rows
 from worker.grammar import GrammarError
 from worker.io import FromGateway, FromOperator, GatewayLost, Inbound, SocketsFailed, WorkerSockets
+from worker.logit_rows import LogitRows, NotFinite
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
-from worker.sampling import Sampler
 from worker.scheduler import Scheduler, is_said
 from worker.sequences import Choice, Request
 from worker.snapshot_clearing import Clearing
@@ -45,48 +42,10 @@ _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.03  # between a request and idle work: an agent's next turn often comes within it
 _FINISH_SECONDS = 8.0  # `prefixd serve` gives a worker ten to stop
 _STOPPING = "the worker is stopping"
-_DRAWN_TOGETHER = ("cuda",)  # on these devices, as each draw there is many small steps
-
-
-class NotFinite(ValueError):
-    """The model gave logits of which none can be chosen."""
 
 
 class EngineFault(Exception):
     """The worker cannot go on: its own state may be wrong."""
-
-
-class _Rows:
-    """The rows of logits [rows, vocab] of one pass, and the largest of each."""
-
-    def __init__(self, logits: Tensor, runner: Runner) -> None:
-        self.logits = logits
-        self._best, self._most = runner.largest(logits)
-        self._drawn: dict[int, int] = {}
-
-    def draw(self, samplers: Sequence[Sampler]) -> None:
-        """Draw the tokens of all rows that want nothing else together, where that is faster than one by one."""
-        rows = [row for row, sampler in enumerate(samplers) if sampler.is_plain_draw]
-        rows = [row for row in rows if math.isfinite(self._most[row])]
-        if not rows or self.logits.device.type not in _DRAWN_TOGETHER:
-            return
-        try:
-            adjusted, draws = zip(*(samplers[row].wish(self.logits[row]) for row in rows), strict=True)
-            self._drawn = dict(zip(rows, draw_rows(torch.stack(adjusted), draws), strict=True))
-        except torch.AcceleratorError:
-            raise  # the device is lost, and the worker with it
-        except Exception:
-            log.debug("drawing together failed", exc_info=True)  # left to `choose`, where it costs one request
-
-    def choose(self, row: int, sampler: Sampler) -> tuple[int, TokenLogprob | None]:
-        """The next token of one row. Raises `NotFinite` where the model gave none to choose from."""
-        if not math.isfinite(self._most[row]):
-            raise NotFinite("the model's logits are not finite")
-        if sampler.is_plain_greedy:
-            return self._best[row], None
-        if row in self._drawn:
-            return self._drawn[row], None
-        return sampler.choose(self.logits[row])
 
 
 class Engine:
@@ -250,7 +209,7 @@ class Engine:
         else:
             self._done(step, rows)
 
-    def _run(self, step: Step) -> _Rows | None:
+    def _run(self, step: Step) -> LogitRows | None:
         """What touches the device. The rows of logits that tokens are to be chosen from, if there are any."""
         match step:
             case Prefill(request, start, end, copies, states):
@@ -261,7 +220,7 @@ class Engine:
                 if end < request.total:
                     return None
                 logits = self._runner.head_row(hidden[len(ids) - 1])
-                return _Rows(logits.unsqueeze(0), self._runner)
+                return LogitRows(logits.unsqueeze(0), self._runner)
             case Decode(choices, copies):
                 started = self._ahead.take(step)
                 if started is None:
@@ -273,7 +232,7 @@ class Engine:
                         [choice.entry for choice in choices if choice.entry is not None],
                     )
                 self._ahead.start_after(step)
-                rows = _Rows(started, self._runner)
+                rows = LogitRows(started, self._runner)
                 if self._ahead.step is None:  # or all are greedy, and the logits another step's
                     rows.draw([choice.sampler for choice in choices])
                 return rows
@@ -307,7 +266,7 @@ class Engine:
         if freed:
             self._runner.cache.wipe(freed)
 
-    def _done(self, step: Step, rows: _Rows | None) -> None:
+    def _done(self, step: Step, rows: LogitRows | None) -> None:
         match step:
             case Prefill(request) if self._scheduler.background.is_mine(request):
                 self._scheduler.background.done(step, None if rows is None else rows.logits[0])
@@ -321,7 +280,7 @@ class Engine:
                 for row, choice in enumerate(choices):
                     self._sample(choice, rows, row)
 
-    def _begin_answers(self, request: Request, rows: _Rows) -> None:
+    def _begin_answers(self, request: Request, rows: LogitRows) -> None:
         """Whoever waits for the first tokens has them before what is kept of the prompt is put in order."""
         chosen: list[tuple[Choice, int | Exception]] = []
         for choice in request.choices:
@@ -333,12 +292,12 @@ class Engine:
         for choice, token in chosen:
             self._take_in(choice, token)
 
-    def _sample(self, choice: Choice, rows: _Rows, row: int) -> None:
+    def _sample(self, choice: Choice, rows: LogitRows, row: int) -> None:
         """Choose and send the next token of one choice."""
         if choice.finished is None and choice.request.is_open:
             self._take_in(choice, self._choose(choice, rows, row))
 
-    def _choose(self, choice: Choice, rows: _Rows, row: int) -> int | Exception:
+    def _choose(self, choice: Choice, rows: LogitRows, row: int) -> int | Exception:
         """The next token, sent if it is part of the answer; or the fault in choosing it."""
         try:
             token, logprob = rows.choose(row, choice.sampler)

@@ -235,7 +235,7 @@ def test_drawn_tokens_of_a_step_are_those_drawn_one_by_one(monkeypatch):
     def tokens(together: bool):
         rig = Rig()
         rig.runner.logits = lambda state: torch.randn(VOCAB, generator=torch.Generator().manual_seed(state % 1000))
-        monkeypatch.setattr("worker.engine._DRAWN_TOGETHER", ("cpu",) if together else ())
+        monkeypatch.setattr("worker.logit_rows._DRAWN_TOGETHER", ("cpu",) if together else ())
         asked = [rig.generate(one(1, 3), max_tokens=9, temperature=0.0)]
         kinds = [{"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 2, "top_p": 0.8, "min_p": 0.01}]
         asked += [rig.generate(one(i, 3 + i), max_tokens=9, **kind) for i, kind in enumerate(kinds)]
