@@ -23,6 +23,7 @@ from worker.engine import Engine
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.metrics import WorkerMetrics
 from worker.model_config import load_config
+from worker.outbox import Outbox
 from worker.recurrent import StatePool
 from worker.snapshots import SnapshotStore
 from worker.step_watch import LEAST_SECONDS, StepWatch
@@ -69,7 +70,8 @@ def engine_of(runner: Any, context_tokens: int = CONTEXT) -> Engine:
     store = SnapshotStore(4, BlockPool(runner.cache.num_blocks, BLOCK_TOKENS), 1, **recurring)
     scheduler = SimpleNamespace(context_tokens=context_tokens, after=lambda step: None)
     nothing: Any = None
-    return Engine(nothing, scheduler, store, runner, nothing, WorkerMetrics())  # type: ignore[arg-type]
+    silent = Outbox(lambda sender, message: None)
+    return Engine(nothing, scheduler, store, runner, nothing, WorkerMetrics(), outbox=silent)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma4"])
