@@ -1,8 +1,8 @@
 """Write a checkpoint of random weights in the real layout, to measure with: `random_model.py DIRECTORY`.
 
-Its shape is that of an 8B dense model, of a 9B hybrid (the text part of a Qwen3.5), or of another `config.json`. The
-tokenizer, and with it the chat template, is copied from a folder or made of a .gguf file; the vocabulary is as large as
-the tokenizer's.
+Its shape is that of an 8B dense model, of a 9B hybrid (the text part of a Qwen3.5), of a Gemma 4 with sliding layers,
+or of another `config.json`. The tokenizer, and with it the chat template, is copied from a folder or made of a .gguf
+file; the vocabulary is as large as the tokenizer's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,27 @@ HYBRID_SHAPE = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
     "tie_word_embeddings": False,
 }
-SHAPES: dict[str, dict[str, Any]] = {"dense": SHAPE, "hybrid": HYBRID_SHAPE}
+SLIDING_SHAPE = {  # Gemma 4 E4B: every 6th layer sees everything
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 49152,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "num_kv_shared_layers": 18,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+SHAPES: dict[str, dict[str, Any]] = {"dense": SHAPE, "hybrid": HYBRID_SHAPE, "sliding": SLIDING_SHAPE}
 VOCABULARY_MULTIPLE = 64  # as real models are padded
 SHARD_BYTES = 2 << 30
 WRITERS = 4

@@ -1,6 +1,7 @@
 """The measuring client against a small server that says what it was asked."""
 
 import json
+import math
 
 import aiohttp
 import long_bench
@@ -12,13 +13,13 @@ from aiohttp.test_utils import TestServer
 from chat_client import Answer, ServerFailed, chat, parse_cache_header
 from demo import Demo
 from long_bench import LongBench, token_ms
-from random_model import SHAPE, write_model
+from random_model import SHAPE, SHAPES, write_model
 from server_process import split_command
 from serving import Bench, Figures, Texts, render
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from worker.model_config import load_config
+from worker.model_config import load_config, parse_config
 from worker.weights import iter_weights, weight_names
 
 
@@ -159,6 +160,12 @@ def test_a_random_model_is_one_that_loads(tmp_path):
     weights = dict(iter_weights(tmp_path / "to", config))
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == weight_names(config)
     assert (tmp_path / "to" / "tokenizer_config.json").read_text() == '{"chat_template": "x"}'
+
+
+@pytest.mark.parametrize(("name", "billions"), [("dense", 7.3), ("hybrid", 7.3), ("sliding", 6.9)])
+def test_shapes_are_of_the_size_that_they_name(name, billions):
+    sizes = weight_names(parse_config(SHAPES[name])).values()
+    assert sum(map(math.prod, sizes)) == pytest.approx(billions * 1e9, rel=0.02)
 
 
 async def test_the_demo_prints_a_line_for_each_request(server, capsys):
