@@ -10,11 +10,13 @@ import asyncio
 import errno
 import socket
 from contextlib import ExitStack
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from gateway.seats import Seat
 from protocol.errors import SettingsError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -45,6 +47,8 @@ async def listen(runner: web.AppRunner, host: str, port: int, seat: Seat) -> Non
 
     One gateway of a run directory at a time: two that start together would each take the other for a stranger.
     """
+    from aiohttp import web  # here, as the daemon takes its port before it has started anything
+
     with ExitStack() as held:
         held.enter_context(await asyncio.to_thread(seat.turn_to_listen))
         if not seat.shares(port):

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -63,7 +64,7 @@ def build(
     loading: Callable[[str], None],
 ) -> tuple[Engine, ModelInfo]:
     """Load everything. `loading` is told what is under way."""
-    started = time.monotonic()
+    started, beside = time.monotonic(), ThreadPoolExecutor(1, thread_name_prefix="start")
     device = _device(settings.device)
     if settings.threads:
         torch.set_num_threads(_threads(settings.threads))
@@ -72,6 +73,7 @@ def build(
     dtype_name = _stored_as(settings.dtype, path, device)
     dtype = _product_dtype(dtype_name)
     max_model_len = _context(settings.max_model_len, config)
+    weights_id = beside.submit(fingerprint, path)
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
     loaded = cuda_class(config, dtype, device) or model_class(config)
@@ -87,7 +89,7 @@ def build(
     )
     loading("checking that rows do not depend on each other")
     kv_dtype = model.dtype
-    make_runner, needed = _checked(model, max_model_len, settings.deterministic)
+    make_runner, needed = _to_check(model, max_model_len, settings.deterministic)
     size = block_bytes(config, kv_dtype)
     recurs = any(isinstance(layer, DeltaLayer) for layer in config.layers)
     state_bytes = StateLayout(config).entry_bytes if recurs else 0
@@ -97,6 +99,7 @@ def build(
         settings.kv_memory, size, state_bytes, most_states, device, max_model_len, needed_bytes=needed
     )
     cache = KVCache(config, blocks, kv_dtype, device)
+    beside.submit(cache.touch_first)
     pool = BlockPool(blocks, BLOCK_TOKENS)
     states = StatePool(config, entries, device) if recurs else None
     store = SnapshotStore(
@@ -109,7 +112,8 @@ def build(
     )
     metrics, journal = WorkerMetrics(), Journal()
     runner = make_runner(cache, states)
-    model_id = _bind(fingerprint(path), f"{dtype_name}:{dtype}:{kv_dtype}")
+    model_id = _bind(weights_id.result(), f"{dtype_name}:{dtype}:{kv_dtype}")
+    beside.shutdown()
     tiers = open_tiers(
         settings,
         store,
@@ -173,18 +177,23 @@ def build(
     return engine, info
 
 
-def _checked(
+def _to_check(
     model: Model | CudaModel, max_model_len: int, deterministic: bool
 ) -> tuple[Callable[[KVCache, StatePool | None], Runner], int]:
-    """Find the model's row counts now. What makes its runner once there is memory, and what its passes need of that.
+    """What makes the model's runner once there is memory, and what its passes need of that.
 
-    On a CUDA device decode never depends on the batch, and there is nothing to be gained by letting it: `deterministic`
-    is for a CPU.
+    Row counts are found now on a CUDA device, whose passes take of the same memory, and else with the runner. On a CUDA
+    device decode never depends on the batch, and there is nothing to be gained by letting it: `deterministic` is for a
+    CPU.
     """
     if isinstance(model, CudaModel):
         return prepare(model)
-    row_counts = check_rows(model, model.dtype, max_model_len, deterministic)
-    return lambda cache, states: ModelRunner(model, cache, row_counts, states), 0
+
+    def make(cache: KVCache, states: StatePool | None) -> Runner:
+        row_counts = check_rows(model, model.dtype, max_model_len, deterministic)
+        return ModelRunner(model, cache, row_counts, states)
+
+    return make, 0
 
 
 def _device(name: str) -> torch.device:

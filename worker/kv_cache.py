@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.block_pool import ZERO_BLOCK
 from worker.cpu_kernels import PoolRows
 from worker.model_shape import AttentionLayer, LayerShape, ModelConfig
 from worker.vector_ops import COLUMNS
@@ -108,6 +109,14 @@ class KVCache:
         """Copy one block over all layers: what copy-on-write does before a shared block is written."""
         for memory in self.memories:
             self.copier(memory, source, target)
+
+    def touch_first(self) -> None:
+        """Have the pages that the first blocks lie in, on a CPU. They are large ones, two for each head of each layer:
+        a first prompt waited for them most of a second.
+        """
+        if self.device.type == "cpu":
+            for memory in self.memories:
+                memory[:, :, :, ZERO_BLOCK, 0, 0].zero_()
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Zero blocks: what is no number in them would spoil those who read beside it, as a masked 0 times NaN does."""
