@@ -18,6 +18,7 @@ from worker import main as worker
 
 log = logging.getLogger(__name__)
 
+HANGS = "hangs"  # a file in the run directory: while it is there, no worker comes through its warm-up
 HELD = "an absorption waits in its pass for a request"
 
 
@@ -102,9 +103,9 @@ class Faults:
 
         self._runner.prefill = failing
 
-    def hang(self) -> None:
-        """The next prefill pass never ends, as where a device does not come back."""
-        self._once(self._runner, "prefill", lambda *_: threading.Event().wait())
+    def hang(self, step: str = "prefill") -> None:
+        """The next step of this kind never ends, as where a device does not come back."""
+        self._once(self._runner, step, _never_end)
 
     def hold_absorption(self, after: int) -> None:
         """From now on prefill passes are noted. The absorption's pass after so many ends once a request has come."""
@@ -147,7 +148,19 @@ class Faults:
         setattr(where, name, wrong)
 
 
+def _never_end(*_: Any) -> None:
+    threading.Event().wait()
+
+
 class FaultyWorker(worker.Worker):
+    def loading(self, detail: str) -> None:
+        super().loading(detail)
+        if detail == "warming up" and (self.settings.run_dir / HANGS).exists():
+            from worker.model_runner import ModelRunner  # it is loaded by now
+
+            worker.STAGE_SECONDS = 1.0  # not ten minutes
+            ModelRunner.prefill = _never_end  # type: ignore[assignment, method-assign]
+
     def ready(self, engine: Any, model: Any) -> None:
         Faults(engine)
         super().ready(engine, model)

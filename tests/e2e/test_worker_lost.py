@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from chat_model import words
 from daemon import FAULTY, Daemon, metrics, until
-from http_client import user
+from faulty_daemon import HANGS
+from http_client import joined, user
 
 ENDLESS = {"max_tokens": 15_000, "ignore_eos": True}
 SECONDS = 15.0  # "within seconds", on a machine that may be busy
@@ -26,12 +27,59 @@ def daemon(chat_model: Path) -> Iterator[Daemon]:
     daemon.close()
 
 
+def _wait_watched(daemon: Daemon) -> None:
+    """Until the supervisor knows that the worker which lives now was ready."""
+    until(lambda: daemon.log().rfind("worker is ready again") >= daemon.log().rfind("worker died"), "it knows it")
+
+
+def test_a_start_and_first_steps_that_never_end(daemon: Daemon):
+    """A worker is ready once it has come through steps of its own, and knows then what a first one takes. What is open
+    ends, readiness is red with the cause, and service comes back by itself.
+    """
+    until(daemon.run_dir.is_dir, "it has begun")
+    hangs = daemon.run_dir / HANGS
+    hangs.touch()
+    client = daemon.wait_listening()
+    until(lambda: "worker died (warming up has been going on for" in daemon.log(), "the supervisor says why")
+    assert client.get("/ready").status == 503
+    hangs.unlink()
+    client = daemon.wait_ready()
+    until(lambda: "prefixd serves" in daemon.log(), "the supervisor knows it")
+    daemon.ask("fault", what="hang")
+    stream, whole = client.stream([user("hangs")]), client.send([user("waits for it")])
+    try:
+        last = list(stream)[-1]
+        assert last["error"]["type"] == "server_error"
+        assert "the worker is hung" in last["error"]["message"]
+        assert not stream.is_done
+        red = client.get("/ready")
+        assert (red.status, red.body["phase"]) == (503, "hung")
+        assert "a prefill step of " in red.body["detail"]
+        assert whole.getresponse().status == 503
+    finally:
+        stream.close()
+        whole.close()
+    until(lambda: "worker died (a prefill step of " in daemon.log(), "the supervisor says why")
+    daemon.wait_ready()
+    _wait_watched(daemon)
+    [worker] = daemon.processes("worker")
+    daemon.ask("fault", what="hang", step="decode")
+    with client.stream([user("Hello")]) as stream:
+        events = list(stream)
+        assert joined(events), "the first token was there"
+        assert "the worker is hung" in events[-1]["error"]["message"]
+    assert "a decode step of 1 has been running for" in client.get("/ready").body["detail"]
+    os.kill(worker, signal.SIGKILL)
+
+
 def test_worker_killed_under_load(daemon: Daemon):
     """K-ST5 and K-LO5: two streams run and a request waits."""
     client = daemon.wait_ready()
     lost, before = "prefixd_worker_lost_requests_total", metrics(daemon.wait_ready())
     # Else the next one is not said to be ready again.
     until(lambda: "prefixd serves" in daemon.log(), "the supervisor knows it")
+    _wait_watched(daemon)
+    deaths = daemon.log().count("worker died (killed by SIGKILL")
     greeting = [user("Hello")]
     known = client.chat(greeting)
     streams = [client.stream([user(words(f"stream {n}", 50))], **ENDLESS) for n in range(2)]
@@ -56,7 +104,7 @@ def test_worker_killed_under_load(daemon: Daemon):
     finally:
         for stream in streams:
             stream.close()
-    until(lambda: "worker died (killed by SIGKILL" in daemon.log(), "the supervisor says why")
+    until(lambda: daemon.log().count("worker died (killed by SIGKILL") == deaths + 1, "the supervisor says why")
     assert client.get("/health").status == 200
     daemon.wait_ready()
     assert daemon.processes("worker") != [worker]
@@ -71,7 +119,7 @@ def test_a_worker_that_hangs_is_started_again(daemon: Daemon):
     """One that lives and says nothing: what is open ends, readiness is red with the cause, and service comes back."""
     client = daemon.wait_ready()
     until(lambda: "prefixd serves" in daemon.log(), "the supervisor knows it")
-    until(lambda: daemon.log().count("worker is ready again") == daemon.log().count("worker died"), "and this one")
+    _wait_watched(daemon)
     [worker] = daemon.processes("worker")
     stream = client.stream([user(words("hangs", 50))], **ENDLESS)
     whole = client.send([user("Tell me a story without end.")], **ENDLESS)
@@ -103,33 +151,6 @@ def test_a_worker_that_hangs_is_started_again(daemon: Daemon):
     daemon.wait_ready()
     assert daemon.processes("worker") != [worker]
     assert client.chat([user("Hello")]).status == 200
-
-
-def test_a_step_that_never_ends(daemon: Daemon):
-    """What is open ends, readiness is red with the cause, and service comes back by itself."""
-    client = daemon.wait_ready()
-    known, [worker] = client.chat([user("Hello")]), daemon.processes("worker")
-    until(
-        lambda: daemon.log().count("worker is ready again") == daemon.log().count("worker died"), "it is watched"
-    )
-    daemon.ask("fault", what="hang")
-    stream, whole = client.stream([user("hangs")]), client.send([user("waits for it")])
-    try:
-        last = list(stream)[-1]
-        assert last["error"]["type"] == "server_error"
-        assert "the worker is hung" in last["error"]["message"]
-        assert not stream.is_done
-        red = client.get("/ready")
-        assert (red.status, red.body["phase"]) == (503, "hung")
-        assert "a prefill step of " in red.body["detail"]
-        assert whole.getresponse().status == 503
-    finally:
-        stream.close()
-        whole.close()
-    until(lambda: "worker died (a prefill step of " in daemon.log(), "the supervisor says why")
-    daemon.wait_ready()
-    assert daemon.processes("worker") != [worker]
-    assert client.chat([user("Hello")]).text == known.text
 
 
 def test_a_worker_that_cannot_load_its_model(start, chat_model: Path, tmp_path: Path):
