@@ -145,7 +145,8 @@ class Scheduler:
             self._journal.log_refusal(request, code, text)
             self._emit(sender, Failed(self.epoch, message.request_id, code, text))
             return
-        self.background.overtaken(message.boundaries)
+        if request.caching:  # else it keeps nothing of what it computes
+            self.background.overtaken(message.boundaries)
         self._requests[sender, message.request_id] = request
         self._admission.waiting.append(request)
         self._journal.add(request)

@@ -103,6 +103,20 @@ def test_a_request_for_the_same_messages_makes_absorbing_them_moot():
     assert rig.count("prefixd_absorbed_tokens_total") <= PASS_ROWS
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_keeps_nothing_leaves_an_absorption_where_it_is(begun: bool):
+    rig = Rig(blocks=200)
+    absorb(rig, chat(1, size=4 * PASS_ROWS))
+    if begun:
+        rig.turn()
+    request = rig.generate(chat(1, 2, size=4 * PASS_ROWS), cache=False)
+    rig.run()
+    rig.assert_answered(request)
+    rig.rest()
+    assert rig.count("prefixd_absorbed_tokens_total") == 4 * PASS_ROWS
+    assert rig.accepted(rig.serve(chat(1, 2, size=4 * PASS_ROWS))).depth == 4 * PASS_ROWS
+
+
 def test_idle_work_gives_its_blocks_up_before_any_snapshot_goes():
     rig = Rig(blocks=40)
     rig.serve(chat(1, size=8))
