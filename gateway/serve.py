@@ -42,7 +42,10 @@ class _Settings(ServeSettings, GatewaySettings):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 a process does not come up, 2 bad settings."""
+    """Serve until SIGTERM or SIGINT.
+
+    Exit codes: 0 stopped, 1 a process does not come up, or had to be killed in the end, 2 bad settings.
+    """
     settings = load_settings(_union(), argv, "prefixd serve", "Serve a model: worker and gateways, supervised.")
     notifier = Notifier()
     try:
@@ -124,6 +127,8 @@ async def _supervise(settings: _Settings, notifier: Notifier, lock: IO[str]) -> 
         supervisor = Supervisor([gateways, [worker]], _report, on_ready)
         lost = asyncio.create_task(_stop_when_lost(lock, supervisor))
         await supervisor.run()
+        if supervisor.was_told and supervisor.killed:
+            raise ChildFailed(f"had to be killed, as it did not stop in time: {', '.join(supervisor.killed)}")
         return not lost.cancel() and not supervisor.was_told
 
 

@@ -79,6 +79,9 @@ class Supervisor:
         self._on_ready = on_ready
         self._announced = False
         self.was_told = False  # to stop, by a signal
+        self.killed: list[
+            str
+        ] = []  # at the end, as they did not stop in their time; a second signal leaves them none
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -199,6 +202,8 @@ class Supervisor:
             await asyncio.wait(waits[:1], timeout=HURRY_SECONDS)
         if process.returncode is None:
             self._report(f"the {child.name} did not stop in time: killing it")
+            if not self._hurry.is_set():
+                self.killed.append(child.name)
             process.kill()
         await _gone(child, process)
         for task in waits:

@@ -74,7 +74,8 @@ class Stage:
         return self.supervise_groups(*([child] for child in children))
 
     def supervise_groups(self, *groups):
-        return asyncio.create_task(Supervisor(groups, self.said.append, self.ready.set).run())
+        self.supervisor = Supervisor(groups, self.said.append, self.ready.set)
+        return asyncio.create_task(self.supervisor.run())
 
     def journal(self):
         path = self.folder / "journal"
@@ -114,6 +115,7 @@ async def test_children_start_and_stop_in_order(stage):
     os.kill(os.getpid(), signal.SIGTERM)
     await running
     assert stage.journal() == ["start gateway", "start worker", "stop gateway", "stop worker"]
+    assert stage.supervisor.killed == []
 
 
 async def test_it_knows_whether_a_signal_stopped_it(stage):
@@ -223,11 +225,12 @@ async def test_a_failure_that_a_living_worker_owns_up_to_is_the_cause(stage, mon
 
 
 async def test_a_child_that_ignores_its_time_is_killed(stage):
-    running = stage.supervise(stage.child("gateway", DEAF, stop_seconds=0.05))
+    running = stage.supervise(stage.child("gateway", LIVES), stage.child("worker", DEAF, stop_seconds=0.05))
     await asyncio.wait_for(stage.ready.wait(), 30)
     os.kill(os.getpid(), signal.SIGTERM)
     await running
     assert any("killing it" in line for line in stage.said)
+    assert stage.supervisor.killed == ["worker"]
 
 
 async def test_a_second_signal_leaves_a_child_little_time(stage, monkeypatch):
@@ -239,6 +242,7 @@ async def test_a_second_signal_leaves_a_child_little_time(stage, monkeypatch):
     assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 30)
+    assert stage.supervisor.killed == [], "as it was told to"
 
 
 async def test_a_second_signal_reaches_a_child_that_takes_its_time(stage):
@@ -301,6 +305,23 @@ def test_serve_takes_the_settings_of_both_processes_and_gives_each_its_own():
     assert "--port=1234" in to_flags(settings, GatewaySettings)
     assert "--slots=3" in to_flags(settings, WorkerSettings)
     assert not any("slots" in flag for flag in to_flags(settings, GatewaySettings))
+
+
+@pytest.mark.parametrize(("killed", "code"), [([], 0), (["worker"], 1)])
+def test_an_end_that_takes_killing_is_a_failure(monkeypatch, capsys, tmp_path, killed, code):
+    class Ended:
+        was_told = True
+
+        def __init__(self, *_):
+            self.killed = killed
+
+        async def run(self):
+            pass
+
+    monkeypatch.setattr(serve, "Supervisor", Ended)
+    monkeypatch.setattr(serve, "_have_model", lambda model: None)
+    assert serve.main(["--port", "0", "--run-dir", str(tmp_path / "run")]) == code
+    assert ("had to be killed, as it did not stop in time: worker" in capsys.readouterr().err) is bool(code)
 
 
 def test_serve_names_a_setting_that_neither_process_has(capsys, tmp_path):
