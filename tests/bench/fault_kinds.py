@@ -91,6 +91,7 @@ class Fault:
     when: Literal["during", "before", "each"] = "during"
     given: Sequence[str] = ()
     is_faulty: bool = False
+    is_fresh: bool = False  # nobody has asked anything of the worker before
     small_disk: bool = False
     cuts: bool = False
     lives: bool = True
@@ -116,7 +117,8 @@ def staged(fault: Fault, model: str) -> Iterator[Stage]:
         daemon = Daemon(model, *fault.flags(folder), program=fault.program(folder))
         ends.callback(daemon.close)
         stage = Stage(daemon, daemon.wait_ready(), ends)
-        stage.client.chat([user("Hello")])
+        if not fault.is_fresh:
+            stage.client.chat([user("Hello")])
         yield stage
 
 
@@ -163,6 +165,10 @@ def _fail_prefill(memory: bool) -> Bring:
     return lambda stage: stage.daemon.ask("fault", what="fail_prefill", after=0, memory=memory)
 
 
+def _hang(step: str) -> Bring:
+    return lambda stage: stage.daemon.ask("fault", what="hang", step=step)
+
+
 def _same_worker(stage: Stage) -> str:
     return "the same worker goes on" if "died" not in stage.daemon.log() else "THE WORKER DIED"
 
@@ -207,6 +213,11 @@ def _how_it_exited(stage: Stage) -> str:
     return "; ".join(
         [*stage.remarks, f"exit code {code}", f"left behind: {left}" if left else "nothing left behind"]
     )
+
+
+def _how_it_exits_hung(stage: Stage) -> str:
+    stage.daemon.terminate()
+    return _how_it_exited(stage)
 
 
 def _read_nothing(stage: Stage) -> None:
@@ -266,12 +277,26 @@ FAULTS = (
         kills_worker=True,
         after=_why_it_died,
     ),
+    *(
+        Fault(
+            f"{'first ' if is_fresh else ''}{step} step that never ends",
+            _hang(step),
+            when="before",
+            is_faulty=True,
+            is_fresh=is_fresh,
+            kills_worker=True,
+            after=_why_it_died,
+        )
+        for is_fresh in (True, False)
+        for step in ("prefill", "decode")
+    ),
     Fault(
-        "device step that never ends",
-        lambda s: s.daemon.ask("fault", what="hang"),
+        "SIGTERM while a step never ends",
+        _hang("prefill"),
         when="before",
         is_faulty=True,
-        after=_why_it_died,
+        lives=False,
+        after=_how_it_exits_hung,
     ),
     Fault("gateway killed (kill -9)", lambda s: s.kill("gateway", signal.SIGKILL), cuts=True, after=_why_it_died),
     Fault("gateway stopped (SIGSTOP)", lambda s: s.kill("gateway", signal.SIGSTOP), cuts=True, after=_why_it_died),
