@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -24,13 +23,11 @@ _HELD_BODIES = 64
 _LEAST = 4096  # bytes of a body that is worth it
 _ENDS = 6  # items, from the last one back, behind which a body may go on: clients change the end of what they said
 _PROBE = 32  # bytes before such a place by which bodies are told apart before they are compared
+_LITTLE = 4096  # bytes: where no more are new, no body is looked for that leaves fewer
 _SIZE = 4  # times its bytes that what was parsed of a body takes, about
 _KNOWN = "known"
 # What structure is made of; a string is one of these, with whatever is in it.
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
-
-
-_Key = tuple[str, int, bytes]
 
 
 class _Body(NamedTuple):
@@ -51,7 +48,6 @@ class BodyMemory:
         self.held_bytes = 0
         self._max_bytes = max_bytes
         self._bodies: deque[_Body] = deque()
-        self._found: dict[_Key, tuple[_Body, int]] = {}  # by each of its ends, the last one of each
         self._glanced: tuple[str, bytes, dict[str, Any]] | None = None
         self._lock = Lock()
 
@@ -82,18 +78,26 @@ class BodyMemory:
         return value
 
     def _find(self, owner: str, body: bytes) -> tuple[_Body, int, int] | None:
-        """The longest known beginning: whose it is, how many items it has, and where it ends."""
+        """The longest known beginning: whose it is, how many items it has, and where it ends.
+
+        The latest bodies are looked at first, and the others only where those leave much to be read.
+        """
         with self._lock:
-            places = list(self._found.items())
-        fitting = [
-            (place, each)
-            for (whose, place, probe), each in places
-            if body[place - _PROBE : place] == probe and whose == owner
-        ]
-        for place, (known, count) in sorted(fitting, key=itemgetter(0), reverse=True):
-            if body.startswith(known.data[:place]):
-                return known, count, place
-        return None
+            bodies = [known for known in reversed(self._bodies) if known.owner == owner]
+        found: tuple[_Body, int, int] | None = None
+        reached = 0
+        for known in bodies:
+            for count, place in reversed(known.ends):
+                if place <= reached:
+                    break
+                if body[place - _PROBE : place] == known.data[place - _PROBE : place] and body.startswith(
+                    known.data[:place]
+                ):
+                    found, reached = (known, count, place), place
+                    break
+            if found is not None and len(body) - reached <= _LITTLE:
+                break
+        return found
 
     def _keep(self, owner: str, body: bytes, value: dict[str, Any], found: tuple[_Body, int, int] | None) -> None:
         kept = _grown(body, value, *found) if found is not None else _read(owner, body, value)
@@ -101,20 +105,10 @@ class BodyMemory:
             return
         with self._lock:
             self._bodies.append(kept)
-            self._found.update((key, (kept, count)) for key, count in _keys(kept))
             self.held_bytes += _SIZE * len(body)
             while self.held_bytes > self._max_bytes or len(self._bodies) > _HELD_BODIES:
                 dropped = self._bodies.popleft()
                 self.held_bytes -= _SIZE * len(dropped.data)
-                for key, _ in _keys(dropped):
-                    if self._found[key][0] is dropped:
-                        del self._found[key]
-
-
-def _keys(body: _Body) -> Iterator[tuple[_Key, int]]:
-    """Where it may be gone on from, each with the number of items before."""
-    for count, place in body.ends:
-        yield (body.owner, place, body.data[place - _PROBE : place]), count
 
 
 def _parse_rest(body: bytes, known: _Body, count: int, place: int) -> dict[str, Any] | None:

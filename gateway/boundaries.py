@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from gateway.template import Span
 from protocol.messages import BoundaryKind
@@ -19,8 +19,7 @@ INTERIOR_TOKENS = 8192  # a longer message gets a boundary each so many tokens; 
 COMPLETION_TOKENS = 512  # the same for plain prompts, which have no messages
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A boundary before its digest is known. `end` counts characters, or tokens once the text is encoded."""
 
     end: int
@@ -70,7 +69,7 @@ def merge(cuts: Iterable[Cut]) -> list[Cut]:
         if merged and merged[-1].end == cut.end:
             before = merged.pop()
             kind: BoundaryKind = "head" if "head" in (before.kind, cut.kind) else "message"
-            cut = replace(cut, kind=kind, messages=max(before.messages, cut.messages))
+            cut = Cut(cut.end, kind, max(before.messages, cut.messages))
         merged.append(cut)
     return merged
 

@@ -189,7 +189,7 @@ class PromptMaker:
             return self._chains.boundaries(tenant.root(model.fingerprint), ids, cuts)
         shared = self._chains.boundaries(tenant.head_root(model.fingerprint), ids, cuts[:count])
         head = shared[-1]
-        rest = [replace(cut, end=cut.end - head.end) for cut in cuts[count:]]
+        rest = [cut._replace(end=cut.end - head.end) for cut in cuts[count:]]
         own = self._chains.boundaries(tenant.parted(head.digest), ids[head.end :], rest)
         return (*shared, *(replace(boundary, end=boundary.end + head.end) for boundary in own))
 
@@ -270,7 +270,7 @@ def _spelled(rendered: PromptText, sentinel: str, conversation: Conversation) ->
             ends = tuple(
                 end - longer * text.count(form, 0, end) if isinstance(end, int) else end for end in rendered.ends
             )
-            cuts = (replace(cut, end=cut.end - longer * text.count(form, 0, cut.end)) for cut in rendered.cuts)
+            cuts = (cut._replace(end=cut.end - longer * text.count(form, 0, cut.end)) for cut in rendered.cuts)
             rendered = PromptText(text.replace(form, sentinel), tuple(cuts), ends)
     return rendered
 
@@ -286,7 +286,7 @@ def _without(sentinel: str, rendered: PromptText) -> tuple[str, list[Cut]]:
     """The text as it was meant, with its cuts."""
     if not sentinel:
         return rendered.text, list(rendered.cuts)
-    cuts = [replace(cut, end=cut.end - rendered.text.count(sentinel, 0, cut.end)) for cut in rendered.cuts]
+    cuts = [cut._replace(end=cut.end - rendered.text.count(sentinel, 0, cut.end)) for cut in rendered.cuts]
     return rendered.text.replace(sentinel, ""), cuts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -105,9 +105,7 @@ class Renderer:
         for span in rendered.spans:
             late = latest > span.owner != NOBODY
             if late and text[span.start : span.end] in trailers.get(ending(messages[latest]), ()):
-                span = replace(
-                    span, owner=latest
-                )  # that ends the last message of a group, not the one that opened it
+                span = Span(latest, span.start, span.end)  # it ends the last message of a group, not its first
             spans.append(span)
             latest = max(latest, span.owner)
         ends = message_ends(spans, len(messages))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Template, nodes, pass_context
 from jinja2.exceptions import TemplateSyntaxError
@@ -31,8 +31,7 @@ _SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswi
 NOBODY = -1  # owner of text that no message's iteration wrote
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Text [start, end) written while `owner` (a message index, or NOBODY) was being rendered; never empty."""
 
     owner: int

@@ -10,6 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,11 +50,15 @@ class Sampler:
     ) -> None:
         self.sampling = sampling
         self._constraint = constraint
-        seed = None if sampling.seed is None else sampling.seed + choice
-        self._random = random.Random(seed)
+        self._seed = None if sampling.seed is None else sampling.seed + choice
         self._counts: Counter[int] = Counter()
         self._prompt = set(prompt_ids) if sampling.repetition_penalty != 1.0 else set()
         self._bias = list(sampling.logit_bias.items())
+
+    @cached_property
+    def _random(self) -> random.Random:
+        """Made once something is drawn: it takes as long as all else of a sampler."""
+        return random.Random(self._seed)
 
     @property
     def is_plain_greedy(self) -> bool:
