@@ -203,3 +203,28 @@ def test_work_that_is_a_few_times_slower_than_the_work_before_never_hangs(steps:
         with watch.step(prefill(rows)):
             clock.now += min(pace * rows, MOST_SECONDS / 2.6) * slower
             assert watch.verdict() is None
+
+
+@given(
+    st.floats(0.0001, 0.01),
+    st.integers(500, 20_000),
+    st.floats(1, 10),
+    st.lists(st.tuples(st.integers(1, 256), st.integers(0, 130_000)), min_size=1, max_size=20),
+    st.floats(0.25, 1.95),
+)
+def test_first_steps_behind_any_prefix_never_hang(
+    pace: float, row_keys: int, cheaper: float, steps: list, slower: float
+):
+    """All that is known is how long rows took that attended to nothing. Keys may cost less than is believed of them."""
+    clock = Clock()
+    watch = StepWatch(clock, row_keys=row_keys)
+
+    def seconds(rows: int, start: int) -> float:
+        return pace * (rows + rows * (start + rows / 2) / (row_keys * cheaper))
+
+    for rows in (8, 256):
+        took(watch, clock, prefill(rows, 0), seconds(rows, 0))
+    for rows, start in steps:
+        with watch.step(prefill(rows, start)):
+            clock.now += min(seconds(rows, start) * slower, 0.99 * MOST_SECONDS)
+            assert watch.verdict() is None
