@@ -213,9 +213,8 @@ class Engine:
         """What touches the device. The rows of logits that tokens are to be chosen from, if there are any."""
         match step:
             case Prefill(request, start, end, copies, states):
-                self._copy(copies)
                 ids = request.message.token_ids[start:end]
-                hidden = self._runner.prefill(ids, request.blocks, start, states)
+                hidden = self._runner.prefill(ids, request.blocks, start, states, copies)
                 self._outbox.flush()
                 if end < request.total:
                     return None

@@ -13,7 +13,7 @@ from worker.models.interface import Model
 from worker.recurrent import Capture, Recurrence, StatePool
 from worker.row_check import HEAD_ROWS, RowCounts
 from worker.sequences import Saved
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 from worker.whole_step import WholeStep
 
 
@@ -45,14 +45,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(
-        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: StateUse | None = None,
+        copies: Copies = (),
     ) -> Tensor:
         """Compute `token_ids` at [start, start + len) of one sequence into its `blocks`.
 
         Returns the final hidden rows [count, hidden]; rows past the tokens are padding. The caller owns every block
-        that covers the span alone. Where the model recurs, `use` says which states are read and written; if this
-        raises, none of those is a state any more.
+        that covers the span alone, once `copies` have been made. Where the model recurs, `use` says which states are
+        read and written; if this raises, none of those is a state any more.
         """
+        for source, target in copies:
+            self.cache.copy_block(source, target)
         rows = len(token_ids)
         count = _count_for(rows, self.row_counts.prefill)
         attend = self._attention.prefill(blocks, start, rows, count, self.row_counts.key_multiple)

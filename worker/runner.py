@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.kv_cache import KVCache
 from worker.row_check import RowCounts
 from worker.sequences import Saved
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 
 
 class Runner(Protocol):
@@ -32,9 +32,17 @@ class Runner(Protocol):
         """Sequences that one decode step takes at most."""
 
     def prefill(
-        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: StateUse | None = None,
+        copies: Copies = (),
     ) -> Tensor:
-        """Hidden rows of tokens at [start, start + len) of one sequence, valid until the next pass."""
+        """Hidden rows of tokens at [start, start + len) of one sequence, valid until the next pass.
+
+        `copies` are made before: blocks that the sequence writes on in, and others still read.
+        """
 
     def head_row(self, hidden_row: Tensor) -> Tensor:
         """Float32 logits [vocab] of one hidden row."""

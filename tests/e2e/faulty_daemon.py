@@ -111,7 +111,7 @@ class Faults:
         """From now on prefill passes are noted. The absorption's pass after so many ends once a request has come."""
         prefill, left = self._runner.prefill, [after]
 
-        def noting(ids: Any, blocks: Any, start: int, states: Any) -> Any:
+        def noting(ids: Any, blocks: Any, start: int, *rest: Any) -> Any:
             kind = self._kind_of_pass()
             self._noted.append((kind, start, start + len(ids)))
             if kind == "absorb":
@@ -119,7 +119,7 @@ class Faults:
                 if left[0] == -1:
                     log.warning("%s", HELD)
                     self._wait_for_a_request()
-            return prefill(ids, blocks, start, states)
+            return prefill(ids, blocks, start, *rest)
 
         self._noted.clear()
         self._runner.prefill = noting

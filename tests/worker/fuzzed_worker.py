@@ -69,7 +69,16 @@ class _Runner:
 
     cache = _Cache()
 
-    def prefill(self, token_ids: Sequence[int], blocks: list[int], start: int, use: object = None) -> list[int]:
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: object = None,
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> list[int]:
+        for source, target in copies:
+            self.cache.copy_block(source, target)
         return list(token_ids)
 
     def head_row(self, hidden: int) -> torch.Tensor:

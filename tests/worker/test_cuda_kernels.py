@@ -100,6 +100,10 @@ def test_copying_a_block(dim: int):
     TorchOps().copy_block(expected, 1, 5)
     ops().copy_block(memory, 1, 5)
     assert torch.equal(memory, expected)
+    pair = torch.tensor([4, 2], dtype=torch.int32, device=DEVICE)
+    TorchOps().copy_named_block(expected, pair)
+    ops().copy_named_block(memory, pair)
+    assert torch.equal(memory, expected)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -85,12 +85,12 @@ def test_what_a_request_started_from_when_it_met_a_fault_serves_nobody_else(faul
     prefill, head_row = rig.runner.prefill, rig.runner.head_row
     spoilt = []
 
-    def spoil(token_ids, blocks, start, use=None):
+    def spoil(token_ids, blocks, start, *rest):
         """Everything that is computed from the snapshot of 20 tokens."""
         spoilt.append(start == 20)
         if fault == "pass" and spoilt[-1]:
             raise RuntimeError("a corrupt state")
-        return prefill(token_ids, blocks, start, use)
+        return prefill(token_ids, blocks, start, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(rig.runner, "prefill", spoil)

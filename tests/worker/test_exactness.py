@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -131,8 +132,8 @@ def head_with_others(worker: Worker) -> None:
     prefill = runner.prefill
     passes: list[Tensor] = []
 
-    def remember(token_ids: list[int], blocks: list[int], start: int, use: None) -> Tensor:
-        hidden = prefill(token_ids, blocks, start, use)
+    def remember(token_ids: list[int], *rest: Any) -> Tensor:
+        hidden = prefill(token_ids, *rest)
         passes.append(hidden[: len(token_ids)])
         return hidden
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from protocol.messages import Absorb, Failed
 from worker.io import FromGateway
 from worker.models.qwen3_5 import Qwen3_5Model
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 
 STEPS = 6
 WINDOW = 40
@@ -257,8 +257,10 @@ def around_passes(
 ) -> None:
     prefill = worker.runner.prefill
 
-    def changed(token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse) -> Tensor:
-        result: Tensor = prefill(token_ids, blocks, start, change(token_ids, use))
+    def changed(
+        token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse, copies: Copies = ()
+    ) -> Tensor:
+        result: Tensor = prefill(token_ids, blocks, start, change(token_ids, use), copies)
         after(use)
         return result
 

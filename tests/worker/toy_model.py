@@ -15,7 +15,7 @@ from snapshot_rig import states
 
 from worker.block_pool import BlockPool
 from worker.sequences import Choice, Request
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 
 if TYPE_CHECKING:
     from scheduler_rig import Rig
@@ -101,8 +101,15 @@ class Runner:
         self.logits: Callable[[int], torch.Tensor] = one_hot
 
     def prefill(
-        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: StateUse | None = None,
+        copies: Copies = (),
     ) -> list[int]:
+        for source, target in copies:
+            self.cache.copy_block(source, target)
         scheduler = self._rig.scheduler
         candidates = [*scheduler.running.prefilling, scheduler.background.running]
         found = [request for request in candidates if request is not None and request.blocks is blocks]

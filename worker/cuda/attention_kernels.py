@@ -155,8 +155,12 @@ def prefill_kernel(
 def merge_kernel(
     part_ptr, sums_ptr, span_ptr, out_ptr, capacity,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """What `prefill_kernel` does with its splits, from their parts; program (token, `ROWS` heads)."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     start = tl.load(span_ptr)
     token = tl.program_id(0)
     if token >= tl.load(span_ptr + 1):

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.block_pool import ZERO_BLOCK
+
 DecodeStep = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 PrefillStep = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 _SHORTEST_DECODE, _SHORTEST_PREFILL = 512, 4096  # tokens of the first range of lengths
@@ -148,11 +150,15 @@ class DecodeGraphs:
 
 
 class PrefillGraphs:
-    """Short prefill passes. `step(token_ids, positions, table, span, longest)` is what is captured."""
+    """Short prefill passes. `step(token_ids, positions, table, span, longest)` is what is captured.
+
+    Before it comes `copy(pair)`, of one block to another.
+    """
 
     def __init__(
         self,
         step: PrefillStep,
+        copy: Callable[[Tensor], None],
         counts: Sequence[int],
         max_tokens: int,
         table_width: int,
@@ -161,18 +167,19 @@ class PrefillGraphs:
     ) -> None:
         self._ranges = prefill_ranges(max_tokens)
         most = max(counts)
-        # Token ids, positions, start and number of rows (to a multiple of 16 bytes), blocks.
+        # Token ids, positions, start and number of rows, the block to copy and where to, blocks.
         self._inputs = Mirror(2 * most + 4 + table_width, device=device)
         self._table_at = 2 * most + 4
         self._most = most
         self._sent: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._inputs.there[most : 2 * most] = -1
-        span = self._inputs.there[2 * most : 2 * most + 2]
+        span, pair = self._inputs.there[2 * most : self._table_at].chunk(2)
         table = self._inputs.there[self._table_at :].unsqueeze(0)
 
         def captured(count: int, longest: int) -> Tensor:
             there = self._inputs.there
+            copy(pair)
             return step(there[:count], there[most : most + count], table, span, longest)
 
         for longest in reversed(self._ranges):
@@ -182,8 +189,18 @@ class PrefillGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, count: int, token_ids: Sequence[int], blocks: Sequence[int], start: int) -> Tensor:
-        """Final hidden rows [count, hidden] of these tokens from `start` on; rows past them are padding."""
+    def run(
+        self,
+        count: int,
+        token_ids: Sequence[int],
+        blocks: Sequence[int],
+        start: int,
+        copied: tuple[int, int] = (ZERO_BLOCK, ZERO_BLOCK),
+    ) -> Tensor:
+        """Final hidden rows [count, hidden] of these tokens from `start` on; rows past them are padding.
+
+        `copied`: a block, and the one it is copied to before.
+        """
         rows = len(token_ids)
         longest = next(tokens for tokens in self._ranges if tokens >= start + rows)
         self._sent.synchronize()
@@ -192,7 +209,7 @@ class PrefillGraphs:
         inputs[rows:count] = 0
         inputs[most : most + rows] = np.arange(start, start + rows)
         inputs[most + rows : most + count] = -1
-        inputs[2 * most : 2 * most + 2] = start, rows
+        inputs[2 * most : self._table_at] = start, rows, *copied
         inputs[self._table_at : self._table_at + len(blocks)] = blocks
         self._inputs.send(slice(self._table_at + len(blocks)))
         self._sent.record()

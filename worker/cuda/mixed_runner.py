@@ -20,7 +20,7 @@ from worker.kv_cache import KVCache
 from worker.model_shape import AttentionLayer, Rope
 from worker.recurrent import StatePool
 from worker.sequences import Saved
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 
 MixedModel = HybridModel | SlidingModel
 
@@ -61,11 +61,16 @@ class MixedRunner(CudaRunner):
 
     @torch.inference_mode()
     def prefill(
-        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: StateUse | None = None,
+        copies: Copies = (),
     ) -> Tensor:
         """As `CudaRunner.prefill`. If this raises, none of the states in `use` is one any more."""
         if self.states is None:
-            return super().prefill(token_ids, blocks, start)
+            return super().prefill(token_ids, blocks, start, copies=copies)
         assert use is not None, "a pass that says nothing of states would move some on"
         plan = ChunkPlan.of(len(token_ids), use)
         self._replays = plan.chunks <= _CAPTURED_CHUNKS
@@ -78,7 +83,7 @@ class MixedRunner(CudaRunner):
             packed = np.zeros(plan_size(plan.chunks), np.int32)
             plan.pack(plan.chunks, packed)
             self._plan, self._capacity = self._to_device(packed), plan.chunks
-        hidden = super().prefill(token_ids, blocks, start)
+        hidden = super().prefill(token_ids, blocks, start, copies=copies)
         for source, target in plan.copies:
             self.states.copy(source, target)
         return hidden

@@ -75,6 +75,9 @@ class Ops(Protocol):
     def copy_block(self, memory: Tensor, source: int, target: int) -> None:
         """Copy a block of memory [layers, 2, kv_heads, blocks, block_tokens, head_dim] over all layers and heads."""
 
+    def copy_named_block(self, memory: Tensor, pair: Tensor) -> None:
+        """The same; `pair`, int32 [2], names them on the device."""
+
     def turn_and_store(
         self,
         qkv: Tensor,
@@ -141,6 +144,9 @@ class TorchOps:
 
     def copy_block(self, memory: Tensor, source: int, target: int) -> None:
         plain_copy(memory, source, target)
+
+    def copy_named_block(self, memory: Tensor, pair: Tensor) -> None:
+        plain_copy(memory, *pair.tolist())
 
     def turn_and_store(
         self,

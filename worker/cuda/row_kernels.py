@@ -34,8 +34,11 @@ def norm_kernel(
 
 
 @triton.jit
-def gate_kernel(x_ptr, out_ptr, size, SIZE: tl.constexpr):
+def gate_kernel(x_ptr, out_ptr, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """`out = silu(gate) * up` of rows [gate | up], each `size` wide; program (row, piece)."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = columns < size
@@ -46,8 +49,15 @@ def gate_kernel(x_ptr, out_ptr, size, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["source", "target", "part_stride"])
-def copy_block_kernel(memory, source, target, part_stride, size, SIZE: tl.constexpr):
-    """Copy block `source` to block `target` of each part, which is all blocks of one head; program (part)."""
+def copy_block_kernel(
+    memory, pair, source, target, part_stride, size, SIZE: tl.constexpr, NAMED: tl.constexpr
+):  # fmt: skip
+    """Copy block `source` to block `target` of each part, which is all blocks of one head; program (part).
+
+    With `NAMED` the two are those of `pair`.
+    """
+    if NAMED:
+        source, target = tl.load(pair), tl.load(pair + 1)
     part = memory + tl.program_id(0).to(tl.int64) * part_stride
     columns = tl.arange(0, SIZE)
     inside = columns < size

@@ -20,7 +20,7 @@ from worker.cuda.tiles import DECODE_BATCHES, GRAPH_PREFILL_ROWS, SHARED_PREFILL
 from worker.kv_cache import BLOCK_TOKENS, KVCache
 from worker.row_check import RowCounts
 from worker.sequences import Saved
-from worker.steps import StateUse
+from worker.steps import Copies, StateUse
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +78,27 @@ class CudaRunner:
 
     @torch.inference_mode()
     def prefill(
-        self, token_ids: Sequence[int], blocks: list[int], start: int, use: StateUse | None = None
+        self,
+        token_ids: Sequence[int],
+        blocks: list[int],
+        start: int,
+        use: StateUse | None = None,
+        copies: Copies = (),
     ) -> Tensor:
         """Compute `token_ids` at [start, start + len) of one sequence into its `blocks`.
 
         Returns rows [count, hidden], valid until the next pass: that of the last token is its final hidden row, the
         others may be anything.
-        The caller owns every block that covers the span alone. `use` is for models that recur: these do not.
+        The caller owns every block that covers the span alone, once `copies` have been made. `use` is for models that
+        recur: these do not.
         """
         rows = len(token_ids)
         count = self._count_for(rows)
         table = blocks[: -(-(start + rows) // BLOCK_TOKENS)]
-        if self._prefill_graphs is not None and self._is_captured(count):
-            return self._prefill_graphs.run(count, token_ids, table, start)
+        if self._prefill_graphs is not None and self._is_captured(count) and len(copies) <= 1:
+            return self._prefill_graphs.run(count, token_ids, table, start, *copies)
+        for source, target in copies:
+            self.cache.copy_block(source, target)
         packed = np.zeros(count + 4 + _padded(len(table)), dtype=np.int32)
         packed[:rows] = token_ids
         packed[count : count + 2] = start, rows
@@ -164,10 +172,14 @@ class CudaRunner:
         graphs = len(self._decode_graphs)
         if self._captured:
             self._prefill_graphs = PrefillGraphs(
-                self._prefill, self._captured, max_tokens, self._width, device, pool
+                self._prefill, self._copy_named, self._captured, max_tokens, self._width, device, pool
             )
             graphs += len(self._prefill_graphs)
         log.info("captured %d graphs in %.1f s", graphs, time.monotonic() - started)
+
+    def _copy_named(self, pair: Tensor) -> None:
+        for memory in self.cache.memories:
+            self._ops.copy_named_block(memory, pair)
 
     def _prefill(self, token_ids: Tensor, positions: Tensor, tables: Tensor, span: Tensor, longest: int) -> Tensor:
         assert isinstance(self.model, DenseModel)

@@ -78,13 +78,20 @@ class TritonOps:
     def _gate_into(self, out: Tensor, gate_up: Tensor) -> Tensor:
         size = out.shape[1]
         grid = len(gate_up), -(-size // _GATE_PIECE)
-        row_kernels.gate_kernel[grid](gate_up, out, size, _GATE_PIECE, num_warps=4)
+        early = self._tiles.early
+        row_kernels.gate_kernel[grid](gate_up, out, size, _GATE_PIECE, early, num_warps=4, launch_pdl=early)
         return out
 
     def copy_block(self, memory: Tensor, source: int, target: int) -> None:
+        self._copy_block(memory, memory, source, target)
+
+    def copy_named_block(self, memory: Tensor, pair: Tensor) -> None:
+        self._copy_block(memory, pair, 0, 0, named=True)
+
+    def _copy_block(self, memory: Tensor, pair: Tensor, source: int, target: int, named: bool = False) -> None:
         parts, size = math.prod(memory.shape[:3]), memory.shape[4] * memory.shape[5]
         row_kernels.copy_block_kernel[(parts,)](
-            memory, source, target, memory.stride(2), size, _power(size), num_warps=4
+            memory, pair, source, target, memory.stride(2), size, _power(size), named, num_warps=4
         )
 
     def turn_and_store(
@@ -196,7 +203,19 @@ class TritonOps:
             )
         if apart:
             attention_kernels.merge_kernel[(rows, -(-heads // _MERGE_HEADS))](
-                parts, sums, places.span, out, rows, heads, dim, split, _MERGE_HEADS, window or 0, num_warps=4
+                parts,
+                sums,
+                places.span,
+                out,
+                rows,
+                heads,
+                dim,
+                split,
+                _MERGE_HEADS,
+                window or 0,
+                self._tiles.early,
+                num_warps=4,
+                launch_pdl=self._tiles.early,
             )
         return out
 
