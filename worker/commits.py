@@ -103,6 +103,7 @@ class Commits:
             self._source(request),
             state=state,
             absorbed=self._absorbed,
+            begins=not request.depth,
         )
 
     def _publish(self, request: Request, boundary: Boundary, reservation: Reservation) -> None:
@@ -118,6 +119,7 @@ class Commits:
             request.blocks[: self._store.pool.blocks_for(boundary.end)],
             stored_tokens=boundary.end,
             absorbed=self._absorbed,
+            begins=not request.depth,
         )
         if slot is not None:
             request.committed.append(boundary.end)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from worker.returns import PAUSE_SECONDS
 
-GOING_BACK = 1 / 100  # where this share of what was passed is asked for once more, it is weighed like others
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
 QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
 
@@ -30,10 +29,12 @@ class Candidate(NamedTuple):
     passed: bool  # asked for once, by the request that went on from it: the next will ask for what that left
     share: float  # of the boundaries like this one that are asked for again
     unproven: bool  # an absorbed answer that nobody has started from
-    idle_seconds: float  # since a request started from it; for a leaf, since one passed it
+    idle_seconds: float  # since a request started from it; where nothing was built on it, since one had it
     last_used: int
     blocks: Sequence[int]
     fixed: bool  # in use, pinned or protected: stays
+    end_share: float = 0.0  # of those like the end that was last begun on it, where no snapshot is left of that
+    end_idle_seconds: float = 0.0  # since a request had that end
 
 
 def recompute_cost(start: int, end: int) -> float:
@@ -52,30 +53,27 @@ def choose_for_slot(
 ) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
-    What was passed, and absorbed answers that were never hit, go first: blocks of the former stay with what extends
-    them. Then what is worth least. Where conversations have been seen to go back, what was passed stays while anything
-    else is worth less. A newcomer (its cost to compute again, and the `share` of its like that is asked for) that is
-    small beside what would go is not kept in its place. One that `extends` another, or stands inside a prompt, must be
-    worth as much: the other one stays. One that is `unproven` itself takes the place of neither.
+    Absorbed answers that were never hit go first, then what is worth least: as a rule what was passed, which stays
+    where conversations have been seen to go back. One that is `unproven` itself takes the place of no other.
+
+    A newcomer (its cost to compute again, and the `share` of its like that is asked for) that `extends` another, or
+    stands inside a prompt, is not kept where it would be worth less than all others. Nor does any newcomer that is
+    small beside a snapshot take its place, unless that was passed.
     """
     going = [candidate for candidate in candidates if not candidate.fixed]
-
-    def value(candidate: Candidate) -> tuple[float, int]:
-        return value_of(candidate, pause), candidate.last_used
-
-    others = [c for c in going if not _goes_first(c)]
-    victim = min(others, key=value, default=None)
-    first = [c for c in going if _goes_first(c)]
-    if victim is not None and not unproven:
-        first = [c for c in first if c.unproven or c.share < GOING_BACK or value(c) <= value(victim)]
+    first = [c for c in going if c.unproven or (unproven and was_passed(c))]
     if first:
-        return min(first, key=lambda c: (_cost(c) * _late(c, pause), c.last_used)).slot
-    if unproven or victim is None:
+        return min(first, key=lambda c: (_cost(c) * _late(c.idle_seconds, pause), c.last_used)).slot
+    if newcomer is not None:
+        # However fast others go on: a session that rests for minutes is not pushed out by what is small.
+        rest = max(pause, PAUSE_SECONDS)
+        going = [
+            c for c in going if was_passed(c) or newcomer >= SMALL_PART * _cost(c) * _late(c.idle_seconds, rest)
+        ]
+    if unproven or not going:
         return None
+    victim = min(going, key=lambda c: (value_of(c, pause), c.last_used))
     if newcomer is not None and extends and newcomer * share < value_of(victim, pause):
-        return None
-    # However fast others go on: a session that rests for minutes is not pushed out by what is small.
-    if newcomer is not None and newcomer < SMALL_PART * _cost(victim) * _late(victim, max(pause, PAUSE_SECONDS)):
         return None
     return victim.slot
 
@@ -99,12 +97,14 @@ def choose_for_blocks(
         if candidate.parent in extended:
             extended[candidate.parent] += 1
 
+    asks = {candidate.slot: asks_for(candidate, pause) for candidate in candidates}
+
     # What extends others stands behind all leaves, and once more when nothing extends it any more. A loss is no more
     # than a bound until its blocks are counted, as those of few have to be: the need never grows.
     def bound(candidate: Candidate) -> float:
         above = left.get(candidate.parent)
         own = len(candidate.blocks) - (max(len(above.blocks) - 1, 0) if above else 0)
-        return value_of(candidate, pause) / min(max(own, 1), blocks_needed)
+        return _loss(candidate, max(own, 1), blocks_needed, asks[candidate.slot])
 
     order = [_place(c, extended[c.slot], bound(c)) for c in candidates if not c.fixed]
     heapify(order)
@@ -115,7 +115,8 @@ def choose_for_blocks(
         victim = left.get(place.slot)
         if victim is None:
             continue
-        loss = _loss(victim, _tail_blocks(victim.blocks, refcounts, released, blocks_needed), blocks_needed, pause)
+        own = _tail_blocks(victim.blocks, refcounts, released, blocks_needed)
+        loss = _loss(victim, own, blocks_needed, asks[victim.slot])
         if loss > place.loss:
             heappush(order, place._replace(loss=loss))
             continue
@@ -127,6 +128,7 @@ def choose_for_blocks(
                 blocks_needed -= 1
         parent = left.get(victim.parent)
         if parent is not None:
+            asks[parent.slot] += asks[victim.slot]  # who asks for the one that goes starts from the other
             extended[parent.slot] -= 1
             if not extended[parent.slot] and not parent.fixed and blocks_needed > 0:
                 heappush(order, _place(parent, 0, bound(parent)))
@@ -150,33 +152,44 @@ def _place(candidate: Candidate, extended: int, loss: float) -> _Place:
     return _Place(extended > 0, not candidate.unproven, loss, candidate.last_used, candidate.slot)
 
 
-def _goes_first(candidate: Candidate) -> bool:
-    return candidate.unproven or (candidate.interior and candidate.passed)
+def was_passed(candidate: Candidate) -> bool:
+    return candidate.interior and candidate.passed
 
 
 def value_of(candidate: Candidate, pause: float) -> float:
-    """Its cost to compute again, times how many times in a pause it is to be asked for from now on.
+    """Its cost to compute again, times how many times in a pause it is to be started from."""
+    return _cost(candidate) * asks_for(candidate, pause)
+
+
+def asks_for(candidate: Candidate, pause: float) -> float:
+    """How many times in a pause it is to be started from."""
+    own = _asks(candidate.share, candidate.idle_seconds, pause)
+    return own + _asks(candidate.end_share, candidate.end_idle_seconds, pause)
+
+
+def _asks(share: float, idle_seconds: float, pause: float) -> float:
+    """How many times in a pause a boundary is to be asked for from now on.
 
     Of what is asked for at all, a part is late and still to come; all the rest of what has been idle for as long is
     never asked for. The later, the longer it will take besides.
     """
-    late = _late(candidate, pause)
-    still = candidate.share * late
-    return _cost(candidate) * late * still / (still + 1.0 - candidate.share)
+    late = _late(idle_seconds, pause)
+    still = share * late
+    return late * still / (still + 1.0 - share)
 
 
 def _cost(candidate: Candidate) -> float:
     return recompute_cost(candidate.start, candidate.end)
 
 
-def _late(candidate: Candidate, pause: float) -> float:
-    """The part of what is asked for again that is so after a longer time than this one has been idle."""
-    return pause / (pause + candidate.idle_seconds)
+def _late(idle_seconds: float, pause: float) -> float:
+    """The part of what is asked for again that is so after a longer time than it has been idle by now."""
+    return pause / (pause + idle_seconds)
 
 
-def _loss(candidate: Candidate, own: int, needed: int, pause: float) -> float:
+def _loss(candidate: Candidate, own: int, needed: int, asks: float) -> float:
     """What is lost for each block that helps; without bound where none does."""
-    return value_of(candidate, pause) / min(own, needed) if own else float("inf")
+    return _cost(candidate) * asks / min(own, needed) if own else float("inf")
 
 
 def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int], most: int) -> int:

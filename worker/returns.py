@@ -15,7 +15,7 @@ from typing import Literal
 
 from worker.snapshot_index import Node
 
-Standing = Literal["new", "going_on", "repeated", "inner", "before_last", "passed", "again"]
+Standing = Literal["new", "going_on", "repeated", "inner", "head", "before_last", "passed", "again"]
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
@@ -34,8 +34,8 @@ class Returns:
         self._pauses = 0
         self._asked: dict[str, float] = {"new": 1, "going_on": 3, "repeated": 3, "again": 2}
         self._seen: dict[str, float] = {"new": 2, "going_on": 4, "repeated": 4, "again": 4}
-        self._asked |= {"inner": 0.5, "before_last": 0.5, "passed": 0.02}
-        self._seen |= {"inner": 10, "before_last": 8, "passed": 10}
+        self._asked |= {"inner": 0.5, "head": 1, "before_last": 0.5, "passed": 0.02}
+        self._seen |= {"inner": 10, "head": 4, "before_last": 8, "passed": 10}
 
     def share(self, standing: Standing) -> float:
         """The part of boundaries of that standing that are asked for again."""
@@ -47,8 +47,9 @@ class Returns:
         step = max(PAUSE_STEP, 1 / (self._pauses + 1))  # the made up one counts as one
         self.pause *= (max(seconds, SHORTEST_PAUSE) / self.pause) ** step
 
-    def ask(self, node: Node) -> None:
+    def ask(self, node: Node, now: float) -> None:
         """A request asks for this boundary."""
+        node.returned_at = now
         if node.standing:
             self._asked[node.standing] += 1
         node.standing = ""
@@ -66,14 +67,14 @@ class Returns:
                 self._asked[now] /= 2
 
 
-def standing(node: Node) -> Standing:
-    """What has become of a boundary.
+def standing(node: Node, *, goes_on: bool = False) -> Standing:
+    """What has become of a boundary. `goes_on`: a conversation is about to go on from it.
 
     The last of its conversation: `new`, `going_on` where it has come back before, `repeated` where this very prompt
-    has. Others: `inner` where nobody has asked for it, or `before_last` where only one message follows; `passed` where
-    the conversation goes on from it, `again` where more than that one request has asked for it.
+    has. Others: where nobody has asked for it `head`, `before_last` where only one message follows, or `inner`;
+    `passed` where the conversation goes on from it, `again` where more than that one request has asked for it.
     """
-    if not (node.children or node.inner):
+    if not (node.children or node.inner or goes_on):
         if node.asks:
             return "repeated"
         return "going_on" if has_come_back(node.ancestors()) else "new"
@@ -81,6 +82,8 @@ def standing(node: Node) -> Standing:
         return "again"
     if node.asks:
         return "passed"
+    if node.kind == "head":
+        return "head"
     return "before_last" if node.before_last else "inner"
 
 

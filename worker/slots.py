@@ -80,10 +80,11 @@ class Reservation:
     """The right to one slot: a free one, or None while one must be emptied for it when the write begins.
 
     `newcomer` is what its tokens cost to compute from the one that it `extends`, once known, and `share` how many of
-    its like are asked for again; what stands inside a prompt counts as extending others too. `source` is the slot of
-    that one, once a commit follows at once; `absorbed` and `exact` as those of the snapshot to be; `written` is set
-    from the beginning of the write on, and where models recur so is `state`: the entry that the write fills. A `late`
-    one has a state before its write begins, no slot until the commit, and no promise of one.
+    its like are asked for again; what stands inside a prompt counts as extending others too. `node` is that of its
+    boundary, if that is known. `source` is the slot of the one it extends, once a commit follows at once; `absorbed`
+    and `exact` as those of the snapshot to be; `written` is set from the beginning of the write on, and where models
+    recur so is `state`: the entry that the write fills. A `late` one has a state before its write begins, no slot
+    until the commit, and no promise of one.
     """
 
     slot: int | None
@@ -92,6 +93,7 @@ class Reservation:
     newcomer: float | None = None
     share: float = 1.0
     extends: bool = False
+    node: Node | None = None
     absorbed: bool = False
     written: bool = False
     state: int | None = None

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from protocol.control import Removed
 from protocol.messages import Boundary
-from worker.eviction import GOING_BACK, Candidate, choose_for_blocks, choose_for_slot
+from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, was_passed
 from worker.retention import Retention
 from worker.returns import standing
 from worker.slots import EvictionCause, Reservation, Snapshot
@@ -86,26 +86,18 @@ class Clearing:
     def slot_for(self, reservation: Reservation) -> int | None:
         """Evict for a reservation whose write begins. None, and counted, where nothing can go or should."""
         store = self._store
-        protect = reservation.protect | self._retention.held()
-        candidates = [c for c in self._candidates(protect) if not c.fixed]
-        # What the newcomer extends goes only where nothing else can or should, or a conversation would stay where it is
-        # for ever. The commit cannot fail any more then, and all blocks are held by it too.
-        others = [c for c in candidates if c.slot != reservation.source]
-        victim = self._victim(reservation, others) if others else None
-        if victim is None and not reservation.absorbed:
-            above = [c.slot for c in candidates if c.slot == reservation.source]
-            victim = next((slot for slot in above if not others or self._is_passed(slot)), None)
+        candidates = self._candidates(reservation.protect | self._retention.held(), reservation)
+        candidates = [c for c in candidates if not c.fixed]
+        # What the newcomer extends may go for it where nothing else was passed: the commit cannot fail any more then,
+        # and all blocks are held by it too. An answer that nobody has asked for leaves that alone.
+        if reservation.absorbed or any(was_passed(c) and c.slot != reservation.source for c in candidates):
+            candidates = [c for c in candidates if c.slot != reservation.source]
+        victim = self._victim(reservation, candidates)
         if victim is None:
             store.aborts["not_worth" if candidates else "no_slot"] += 1
             return None
         store.remove([victim], "slots")
         return store.slots.reserve()
-
-    def _is_passed(self, slot: int) -> bool:
-        """Whether a snapshot is one that goes first once its conversation goes on: nobody else has asked for it."""
-        node = self._store.known(slot).node
-        alone = not (node.snapshots_below or node.revisited) and node.asks <= 1
-        return alone and node.kind != "head" and self._store.returns.share("passed") < GOING_BACK
 
     def state_for(self, reservation: Reservation) -> int | None:
         """An entry of recurrent state for a reservation whose write begins, like `slot_for`."""
@@ -244,9 +236,11 @@ class Clearing:
         store.index.trim()
         return Removed(slots, busy, freed, dry_run, tier_bytes, len(alone))
 
-    def _candidates(self, protect: Collection[int]) -> list[Candidate]:
+    def _candidates(self, protect: Collection[int], newcomer: Reservation | None = None) -> list[Candidate]:
+        """All snapshots, weighed as they would be worth beside `newcomer`."""
         store = self._store
         now = store.clock()
+        source, joining = (newcomer.source, newcomer.node) if newcomer else (None, None)
         unproven_below = Counter(
             above for s in store.slots.snapshots() if s.unproven and not s.leaving for above in s.node.ancestors()
         )
@@ -256,16 +250,17 @@ class Clearing:
             if snapshot.leaving:
                 continue
             node = snapshot.node
-            above = node.snapshot_above()
-            interior = node.snapshots_below > unproven_below[node]
-            is_now = standing(node)
+            above = next((n for n in node.ancestors() if n.slot is not None or n is joining), None)
+            goes_on = snapshot.slot == source
+            interior = goes_on or node.snapshots_below > unproven_below[node]
+            is_now = standing(node, goes_on=goes_on)
             share = store.returns.share(is_now)
-            left = bool(node.children) and not interior  # what was built on it is gone, and is computed from here
-            if snapshot.slot in named or left:
+            if snapshot.slot in named:
                 # It will come back, says its client, who is believed within bounds.
                 share = max(share, store.returns.share("going_on"))
-            if left:
-                share = max(share, store.returns.share(standing(node.last_begun)))
+            has_gone_on = interior or node.inner or bool(node.children)
+            # Whoever asks for what was built on it, and is gone, starts from here.
+            end = node.last_begun if node.children and not (goes_on or node.snapshots_below) else None
             candidates.append(
                 Candidate(
                     slot=snapshot.slot,
@@ -273,13 +268,15 @@ class Clearing:
                     start=above.end if above else 0,
                     end=node.end,
                     interior=interior,
-                    passed=is_now == "passed",
+                    passed=goes_on or is_now == "passed",
                     share=share,
                     unproven=snapshot.unproven,
-                    idle_seconds=now - (node.asked_at if interior else node.used_at),
+                    idle_seconds=now - (node.returned_at if has_gone_on else node.used_at),
                     last_used=node.last_used,
                     blocks=snapshot.blocks,
                     fixed=snapshot.slot in protect or store.stays(snapshot),
+                    end_share=store.returns.share(standing(end)) if end else 0.0,
+                    end_idle_seconds=now - end.used_at if end else 0.0,
                 )
             )
         return candidates

@@ -55,6 +55,7 @@ class Node:
         "parts",
         "pinned",
         "queued",
+        "returned_at",
         "revisited",
         "slot",
         "snapshots_below",
@@ -87,6 +88,7 @@ class Node:
         self.standing = ""  # as what `Returns` has counted it last
         self.last_used = 0  # rises with every use of any node
         self.used_at = 0.0
+        self.returned_at = 0.0  # a request last asked for it; until one does, when a snapshot was left here
         self.asked_at = 0.0  # a request last started from here, or left a snapshot here
         self.queued = False  # stands in the queue of ghosts to forget
 
@@ -291,6 +293,8 @@ class SnapshotIndex:
         assert node.slot is None
         self._count_ghost(node, -1)
         node.slot, node.generation, node.asked_at = slot, generation, node.used_at
+        if not node.asks:
+            node.returned_at = node.used_at
         for above in node.ancestors():
             above.snapshots_below += 1
 

@@ -2,10 +2,10 @@
 
 Nothing is copied: a snapshot takes references to blocks that are filled already.
 
-What a snapshot extends, the source of its restore among that, is not its victim, with one exception: where no other
-slot can be had, or all others are worth more than what is new, the commit takes that one. All that the former snapshot
-held is held by the new one or needed by nobody at that time. Else an only slot would stay with the first conversation's
-beginning for ever, and a session beside large one-shots where it was when they came.
+What a snapshot extends, the source of its restore among that, is not its victim, with one exception: where nothing else
+was passed and all other conversations are worth more, the commit takes that one. All that the former snapshot held is
+held by the new one or needed by nobody at that time. Else an only slot would stay with the first conversation's
+beginning for ever, and each conversation would hold two slots: that of its end and that of the end before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Keeping:
         chain = self._store.index.walk(tenant, token_ids.tobytes(), boundaries).chain
         asked = [node for node in chain if node.end < len(token_ids)]
         if asked:
-            self._store.returns.ask(asked[-1])
+            self._store.returns.ask(asked[-1], self._store.clock())
         rewritten = self._store.returns.share("before_last") > REWRITTEN_SHARE
         return worth_keeping(boundaries, len(token_ids), depth, chain, before_last=rewritten)
 
@@ -125,6 +125,7 @@ class Keeping:
         *,
         state: int | None = None,
         absorbed: bool = False,
+        begins: bool = False,
     ) -> Reservation | None:
         """A reservation for whose `state` a pass can leave a recurrent state.
 
@@ -142,7 +143,7 @@ class Keeping:
             return None
         reservation = self._reserve(protect)
         if reservation is not None:
-            self._weigh(reservation, chain, path, boundaries)
+            self._weigh(reservation, chain, path, boundaries, begins)
             reservation.absorbed, reservation.state = absorbed, state
             if self.begin_write(reservation) is not None:
                 return reservation
@@ -151,7 +152,7 @@ class Keeping:
         if late is None:
             store.aborts["no_slot"] += reservation is None
             return None
-        self._weigh(late, chain, path, boundaries)
+        self._weigh(late, chain, path, boundaries, begins)
         late.state = state
         if late.state is None:
             assert store.states is not None
@@ -198,14 +199,15 @@ class Keeping:
         *,
         stored_tokens: int,
         absorbed: bool = False,
+        begins: bool = False,
     ) -> int | None:
         """Publish a snapshot of token_ids[:boundary.end], whose KV is in `blocks`; returns its slot.
 
         The store takes references of its own. None where it is refused, and counted as an abort: `stored_tokens`
         (what the layers hold) or `blocks` do not match the key, the snapshot exists, or no slot is to be had.
         `boundaries` are those of the request, rising, `boundary` among them, or `ValueError` is raised. `absorbed`:
-        no request asked for this one, see `Snapshot`. Where models recur the reservation comes from `prepare`, or
-        there is no state: that is a `ValueError` too.
+        no request asked for this one, see `Snapshot`. `begins`: its request found nothing to start from. Where models
+        recur the reservation comes from `prepare`, or there is no state: that is a `ValueError` too.
         """
         store = self._store
         self._require_open(reservation)
@@ -232,7 +234,7 @@ class Keeping:
                 return None
             store.drop_stale(chain[-1], fault)
         reservation.absorbed = absorbed
-        self._weigh(reservation, chain, path, boundaries)
+        self._weigh(reservation, chain, path, boundaries, begins)
         reservation.source = next((node.slot for node in reversed(chain) if node.slot is not None), None)
         kept = tuple(blocks)
         store.pool.share(kept)
@@ -283,6 +285,7 @@ class Keeping:
         above = node.snapshot_above()
         start = above.end if above else 0
         reservation.newcomer, reservation.extends = recompute_cost(start, node.end), start > 0
+        reservation.node = node
         reservation.exact = store.known(deeper.slot).exact
         kept = store.known(deeper.slot).blocks[: store.pool.blocks_for(node.end)]
         store.pool.share(kept)
@@ -299,21 +302,30 @@ class Keeping:
         chain: Sequence[Node],
         path: Sequence[Boundary],
         boundaries: Sequence[Boundary],
+        begins: bool,
     ) -> None:
-        """Tell what computing `path` costs from the deepest snapshot of `chain` on, and how many come again."""
-        end = path[-1].end
+        """Tell what computing `path` costs from the deepest snapshot of `chain` on, and how many come again.
+
+        `begins`: the request has restored nothing.
+        """
+        end, newest = path[-1].end, len(path) == len(boundaries)
+        reservation.node = chain[-1] if len(chain) == len(path) else None
         is_now: Standing
-        if len(chain) == len(path):
-            is_now = standing(chain[-1])
-        elif len(path) < len(boundaries):
-            is_now = "before_last" if len(path) == len(boundaries) - 1 and path[-1].kind != "head" else "inner"
-        else:
+        if reservation.node is not None:
+            is_now = standing(reservation.node, goes_on=not newest)
+        elif newest:
             is_now = "going_on" if has_come_back(chain) else "new"
+        elif path[-1].kind == "head":
+            is_now = "head"
+        else:
+            is_now = "before_last" if len(path) == len(boundaries) - 1 else "inner"
         reservation.share = self._store.returns.share(is_now)
         start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
+        if begins and newest:
+            start = 0  # what its request has left inside the prompt may go for it
         reservation.newcomer = recompute_cost(start, end)
         # A new conversation gets a slot for its end without being worth as much as what goes, not one for each part.
-        reservation.extends = start > 0 or len(path) < len(boundaries)
+        reservation.extends = start > 0 or not newest
 
     def _require_open(self, reservation: Reservation) -> None:
         if reservation not in self._store.reservations:

@@ -200,6 +200,7 @@ class Engine:
             run.blocks[: self.pool.blocks_for(boundary.end)],
             stored_tokens=boundary.end if stored_tokens is None else stored_tokens,
             absorbed=absorbed,
+            begins=not run.lookup.depth,
         )
         if slot is not None:
             run.committed.append(boundary.end)

@@ -33,11 +33,18 @@ def blocks_of(*candidates, others=()):
 # Slots
 
 
-def test_what_was_passed_goes_before_any_leaf():
-    leaf = candidate(0, end=10, idle_seconds=9999)
+def test_what_was_passed_goes_before_a_leaf_that_may_come_back():
+    leaf = candidate(0, end=1000, idle_seconds=60)
     passed = candidate(1, end=9000, interior=True, passed=True, share=0.001)
     assert choose_for_slot([leaf, passed]) == 1
-    assert choose_for_slot([leaf, passed._replace(interior=False)]) == 0, "nothing was left further on"
+    assert choose_for_slot([leaf._replace(end=10, idle_seconds=9999), passed]) == 0
+
+
+def test_what_an_end_without_snapshot_is_computed_from_is_worth_its_asks_too():
+    begun, other = candidate(0, share=0.01), candidate(1, share=0.4)
+    assert choose_for_slot([begun, other]) == 0
+    assert choose_for_slot([begun._replace(end_share=0.9), other]) == 1
+    assert choose_for_slot([begun._replace(end_share=0.9, end_idle_seconds=9999), other]) == 0
 
 
 def test_what_was_passed_stays_before_less_where_conversations_go_back():
@@ -81,13 +88,15 @@ def test_an_absorbed_answer_that_was_never_hit_goes_before_any_leaf_or_anchor():
     assert choose_for_slot([absorbed._replace(unproven=False), stale, anchor]) == 1
 
 
-def test_of_absorbed_answers_and_passed_snapshots_the_one_worth_least_goes_first():
+def test_an_absorbed_answer_goes_before_what_was_passed_but_for_another_one():
     absorbed, passed = (
         candidate(0, start=900, end=930, unproven=True),
         candidate(1, end=900, interior=True, passed=True),
     )
-    assert choose_for_slot([absorbed, passed]) == 0
-    assert choose_for_slot([absorbed, passed._replace(idle_seconds=1e6)]) == 1
+    forgotten = passed._replace(idle_seconds=1e6)
+    assert choose_for_slot([absorbed, passed]) == choose_for_slot([absorbed, forgotten]) == 0
+    assert choose_for_slot([absorbed, passed], unproven=True) == 0
+    assert choose_for_slot([absorbed, forgotten], unproven=True) == 1
 
 
 def test_an_absorbed_answer_takes_the_place_of_nothing_that_was_asked_for():
@@ -190,6 +199,15 @@ def test_an_ancestor_goes_only_with_its_last_descendant():
     right = candidate(2, end=8, parent=0, blocks=(1, 3), fixed=True)
     assert choose_for_blocks([head, left, right], 1, blocks_of(head, left, right)) == [1]
     assert choose_for_blocks([head, left, right], 2, blocks_of(head, left, right)) is None
+
+
+def test_who_asks_for_a_leaf_that_goes_asks_for_what_it_extends():
+    base = candidate(0, end=800, blocks=(1, 2), interior=True, share=0.01)
+    leaf = candidate(1, start=800, end=810, parent=0, blocks=(1, 2, 3), share=0.9)
+    other = candidate(2, end=800, blocks=(4, 5), share=0.2)
+    assert choose_for_blocks([base, leaf, other], 3, blocks_of(base, leaf, other)) == [1, 2]
+    gone = leaf._replace(share=0.01)
+    assert choose_for_blocks([base, gone, other], 3, blocks_of(base, gone, other)) == [1, 0]
 
 
 def test_a_small_need_is_met_by_small_snapshots():

@@ -15,9 +15,9 @@ def standings(engine: Engine) -> dict[int, str]:
 def test_a_conversation_that_grows_is_asked_for_at_its_end_alone():
     engine = Engine(8)
     engine.play(chat(1))
-    assert standings(engine) == {30: "inner", 50: "new"}
+    assert standings(engine) == {30: "head", 50: "new"}
     engine.play(chat(3))
-    assert standings(engine) == {30: "inner", 50: "passed", 70: "before_last", 90: "going_on"}
+    assert standings(engine) == {30: "head", 50: "passed", 70: "before_last", 90: "going_on"}
     engine.play(chat(3))
     assert standings(engine)[90] == "repeated"
 

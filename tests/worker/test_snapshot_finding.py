@@ -310,11 +310,13 @@ def test_only_as_much_of_a_divisible_snapshot_goes_as_room_is_needed():
 
 def test_what_is_cut_out_takes_the_place_of_what_was_passed_and_not_of_the_newest():
     engine = Engine(2, divisible=True)
-    engine.play(prompt(HEAD, words(10, 300)))
-    assert depths(engine, prompt(HEAD, words(10, 300), words(11, 40))) == [330]
+    base, longer = [HEAD, words(10, 300)], [HEAD, words(10, 300), words(11, 40)]
+    engine.play(prompt(*base, head=False))
+    assert depths(engine, prompt(*longer, head=False)) == [330]
     assert engine.kept() == [330, 370]
-    assert depths(engine, prompt(HEAD, words(50, 12))) == [30]
-    assert engine.kept() == [30, 370]
+    run = engine.start(prompt(HEAD, words(50, 12), head=False))
+    assert (run.lookup.depth, engine.kept()) == (30, [30, 370])
+    engine.finish(run)
 
 
 def test_dividing_needs_a_slot_and_never_takes_that_of_the_snapshot_it_divides():
