@@ -8,6 +8,7 @@ the turn before, by which other memories know them too.
 from __future__ import annotations
 
 import re
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -25,7 +26,7 @@ _ENDS = 6  # items, from the last one back, behind which a body may go on: clien
 _PROBE = 32  # bytes before such a place by which bodies are told apart before they are compared
 _LITTLE = 4096  # bytes: where no more are new, no body is looked for that leaves fewer
 _SIZE = 4  # times its bytes that what was parsed of a body takes, about
-_KNOWN = "known"
+_KNOWN = secrets.token_hex(8)  # stands for what is known of a list: no client can say it
 # What structure is made of; a string is one of these, with whatever is in it.
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 

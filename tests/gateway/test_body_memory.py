@@ -99,6 +99,8 @@ def test_a_list_that_is_named_twice_is_the_last_one():
         assert memory.parse("", twice) == {"messages": messages(4)}
         escaped = f'{{"messages": {old}, {{}}], "\\u006dessages": {json.dumps(messages(2))}}}'.encode()
         assert memory.parse("", escaped) == {"messages": messages(2)}
+        as_we_do = f'{{"messages": {old}, {{}}], "messages": ["known", {{}}]}}'.encode()
+        assert memory.parse("", as_we_do) == {"messages": ["known", {}]}
     assert memory.parse("", f'{{"messages": {old}, {{}}]}}'.encode()) == {"messages": [*messages(3), {}]}
 
 
