@@ -64,18 +64,18 @@ def choose_for_slot(
     first = [c for c in going if c.unproven or (unproven and was_passed(c))]
     if first:
         return min(first, key=lambda c: (_cost(c) * _late(c.idle_seconds, pause), c.last_used)).slot
-    if newcomer is not None:
+    if unproven:
+        return None
+    for victim in sorted(going, key=lambda c: (value_of(c, pause), c.last_used)):
+        if newcomer is None:
+            return victim.slot
+        if extends and newcomer * share < value_of(victim, pause):
+            return None
         # However fast others go on: a session that rests for minutes is not pushed out by what is small.
-        rest = max(pause, PAUSE_SECONDS)
-        going = [
-            c for c in going if was_passed(c) or newcomer >= SMALL_PART * _cost(c) * _late(c.idle_seconds, rest)
-        ]
-    if unproven or not going:
-        return None
-    victim = min(going, key=lambda c: (value_of(c, pause), c.last_used))
-    if newcomer is not None and extends and newcomer * share < value_of(victim, pause):
-        return None
-    return victim.slot
+        least = SMALL_PART * _cost(victim) * _late(victim.idle_seconds, max(pause, PAUSE_SECONDS))
+        if newcomer >= least or was_passed(victim):
+            return victim.slot
+    return None
 
 
 def choose_for_blocks(
@@ -163,8 +163,10 @@ def value_of(candidate: Candidate, pause: float) -> float:
 
 def asks_for(candidate: Candidate, pause: float) -> float:
     """How many times in a pause it is to be started from."""
-    own = _asks(candidate.share, candidate.idle_seconds, pause)
-    return own + _asks(candidate.end_share, candidate.end_idle_seconds, pause)
+    asks = _asks(candidate.share, candidate.idle_seconds, pause)
+    if candidate.end_share:
+        asks += _asks(candidate.end_share, candidate.end_idle_seconds, pause)
+    return asks
 
 
 def _asks(share: float, idle_seconds: float, pause: float) -> float:
