@@ -21,7 +21,6 @@ from protocol.sizes import format_size
 from worker.block_pool import BlockPool
 from worker.config import WorkerSettings
 from worker.control import Control
-from worker.cpu_threads import on_threads
 from worker.cuda.backend import CudaModel, prepare
 from worker.cuda.backend import model_class as cuda_class
 from worker.engine import Engine
@@ -55,9 +54,6 @@ log = logging.getLogger(__name__)
 # Keys for each column of hidden rows: to attend to so many takes a row no longer than everything else does. Measured on
 # a CPU, SmolLM2-135M: 4.7 in decode, 6.6 in prefill. Where not all layers attend, or MLPs are wide, it is more.
 _ROW_KEYS = 4
-# Of a matrix: one of fewer is packed on one thread. That takes no longer, as threads that meet after each of thousands
-# of short operations gain little, and wait for each other where somebody else wants a core: 2.3 s became 5.5 s.
-_FEW_VALUES = 4 << 20
 
 
 def build(
@@ -81,9 +77,7 @@ def build(
     loading(f"loading weights of {path.name}")
     weights = _shown(iter_weights(path, config), len(weight_names(config)), loading)
     loaded = cuda_class(config, dtype, device) or model_class(config)
-    is_small = config.hidden_size * config.intermediate_size < _FEW_VALUES
-    with on_threads(1 if is_small else torch.get_num_threads()):
-        model = loaded(config, weights, dtype, device, max_model_len, dtype_name == "int4")
+    model = loaded(config, weights, dtype, device, max_model_len, dtype_name == "int4")
     log.info(
         "%s: %d layers on %s, weights %s as %s, %.1f s",
         config.architecture,

@@ -1,13 +1,10 @@
-"""How work is split over the processor's cores: kernels of ours that release the interpreter lock, and torch's."""
+"""Splits a kernel that releases the interpreter lock over the processor's cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
-
-import torch
 
 
 def in_parts(parts: int, work: Callable[[int, int], None]) -> None:
@@ -16,17 +13,6 @@ def in_parts(parts: int, work: Callable[[int, int], None]) -> None:
     work(0, parts)
     for other in others:
         other.result()
-
-
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Have torch's operations run on so many threads meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @cache

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from worker.weight_names import weight_names as weight_names
 # Rotary angles that old checkpoints stored; we compute them.
 _ROTARY_BUFFER = re.compile(r".*\brotary_emb\.inv_freq")
 _NAMED_IN_ERRORS = 5
+_AHEAD_VALUES, _MOST_AHEAD = 16 << 20, 8  # values and tensors that are read before they are asked for
 _OF_MANY_PARTS = ("qwen3_5", "gemma4")
 _KEYS_OR_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
 # Checkpoints of models that see and hear put the text part under a name of its own.
@@ -36,7 +40,7 @@ def iter_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]
     """Every tensor of `weight_names(config)` once, in stored order, in memory of its own.
 
     Floating types come as stored, quantised ones as float32. Names and shapes are checked before the first tensor
-    is read; each one is read when it is asked for. Raises `ModelError` naming tensors that are missing, unknown or
+    is read; a few are read ahead of what is asked for. Raises `ModelError` naming tensors that are missing, unknown or
     of another shape.
     """
     source = SafetensorsWeights(path) if path.is_dir() else GgufWeights(path, config)
@@ -49,7 +53,7 @@ def iter_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]
         if not _ignored(name, config):
             found[name] = shape
     _check(path, expected, found)
-    for stored, tensor in _on_one_thread(source.read()):
+    for stored, tensor in _ahead(source.read(), _count_ahead(source.shapes.values())):
         name = _text_name(stored, config)
         if name in expected:
             yield name, tensor
@@ -67,22 +71,28 @@ def stored_in_four_bits(path: Path) -> bool:
     )
 
 
-def _on_one_thread(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Read each with a single torch thread, and leave the consumer as many as it has.
+def _ahead(tensors: Iterator[tuple[str, Tensor]], count: int) -> Iterator[tuple[str, Tensor]]:
+    """Read so many tensors ahead, on a thread of its own with a single torch thread, while the consumer packs others.
 
     Copying and unpacking are bound by memory, so more threads gain nothing on a quiet machine, and their thousands
     of barriers cost seconds where another process wants a core: 0.35 s became 8 s for the 135M default model.
     """
-    while True:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            item = next(tensors, None)
-        finally:
-            torch.set_num_threads(threads)
-        if item is None:
-            return
-        yield item
+    threads = torch.get_num_threads()
+    coming: deque[Future[tuple[str, Tensor] | None]] = deque()
+    try:
+        with ThreadPoolExecutor(1, "weights", initializer=torch.set_num_threads, initargs=(1,)) as reader:
+            coming.extend(reader.submit(next, tensors, None) for _ in range(count))
+            while (item := coming.popleft().result()) is not None:
+                coming.append(reader.submit(next, tensors, None))
+                yield item
+    finally:
+        torch.set_num_threads(threads)  # what the reader was given holds for threads that begin later, too
+
+
+def _count_ahead(shapes: Collection[tuple[int, ...]]) -> int:
+    """How many tensors of such shapes may be held beside those that are packed: of a large model one."""
+    usual = sorted(map(math.prod, shapes))[len(shapes) // 2]
+    return min(max(_AHEAD_VALUES // usual, 1), _MOST_AHEAD)
 
 
 def _text_name(stored: str, config: ModelConfig) -> str:
