@@ -115,7 +115,8 @@ class Int4Linear(Linear):
     def _unary(self, x: Tensor, then: str) -> Tensor:
         if self.tiles is not None or x.shape[0] > PACKED_ROWS:
             return super()._unary(x, then)
-        y = torch._weight_int4pack_mm_for_cpu(x.bfloat16(), self._levels, GROUP, self._scales).to(x.dtype)
+        rows = x.bfloat16().contiguous()  # queries are a part of wider rows
+        y = torch._weight_int4pack_mm_for_cpu(rows, self._levels, GROUP, self._scales).to(x.dtype)
         if self.bias is not None:
             y = y + self.bias
         return torch.nn.functional.silu(y) if then == "swish" else y

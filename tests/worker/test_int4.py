@@ -73,6 +73,13 @@ def test_both_layouts_compute_with_the_same_values(rows: int, with_bias: bool, i
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_may_be_parts_of_wider_ones(dtype: torch.dtype):
+    packed = Int4Linear(some_weight(64, 96), None, dtype, CPU, in_tiles=False)
+    wide = torch.randn(4, 128, generator=torch.Generator().manual_seed(6)).to(dtype)
+    assert torch.equal(packed(wide[:, :96]), packed(wide[:, :96].contiguous()))
+
+
 def test_shapes_the_product_cannot_take_are_known():
     assert can_pack(torch.empty(32, 64))
     assert not can_pack(torch.empty(33, 64))
