@@ -6,6 +6,7 @@ import gc
 import hashlib
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 STAGE_SECONDS = 600.0  # what one part of the start may take: the first one on a machine compiles kernels
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # settings, or a model, that no restart will mend
+_IMPORTS_NUMBA = re.compile(rb"^(from|import) numba\b", re.MULTILINE)
 # Thread pools that spin collapse when cores are shared with the gateway, those that sleep at once pay a wake-up for
 # each of thousands of short operations: so they spin for some 20 microseconds and then sleep. Read by OpenMP when
 # torch is imported. Measured at one row: 25 ms a decode step, 65 ms with passive waiting, 47 ms with long spins.
@@ -111,7 +113,7 @@ def kernel_cache() -> Path:
     Numba compares only the file in which a kernel stands, but most are made of functions of other files as well.
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    texts = [text for file in sources if b"numba" in (text := file.read_bytes())]
+    texts = [text for file in sources if _IMPORTS_NUMBA.search(text := file.read_bytes())]
     return cache_dir() / "numba" / hashlib.blake2b(b"".join(texts), digest_size=8).hexdigest()
 
 
