@@ -40,7 +40,7 @@ class WorkerSettings(ProcessSettings):
         "else 2048, for it takes next to nothing beside its KV",
     )
     max_running: int = Field(32, gt=0, description="requests computed at the same time")
-    max_waiting: int = Field(256, ge=0, description="requests queued before more are refused with 429")
+    max_waiting: int = Field(256, gt=0, description="requests queued before more are refused with 429")
     queue_seconds: float = Field(
         300.0, gt=0, description="longest wait in the queue; a request whose turn has not come by then gets 429"
     )

@@ -100,6 +100,7 @@ def test_booleans_have_both_flags():
         (WorkerSettings, ["--kv-memory=-1"], "kv_memory"),
         (WorkerSettings, ["--kv-memory", "2 bananas"], "kv_memory"),
         (WorkerSettings, ["--threads", "0"], "threads"),
+        (WorkerSettings, ["--max-waiting", "0"], "max_waiting"),
         (WorkerSettings, ["--max-model-len", "-5"], "max_model_len"),
         (WorkerSettings, ["--max-model-len", "1"], "max_model_len"),
         (WorkerSettings, ["--dtype", "float8"], "dtype"),
