@@ -133,7 +133,7 @@ def test_more_conversations_than_slots_on_one_head(two_slots: Served, reference:
     assert two_slots.daemon.stats()["evictions"]["slots"] > 0
 
 
-@pytest.mark.parametrize("size", [10, 100, 2000])
+@pytest.mark.parametrize("size", [10, 100, 1200])
 def test_a_session_comes_back_after_every_few_one_shots(size: int, four_slots: Served, reference: Reference):
     """K-RT6: each time to all that there was of it, however many others have come meanwhile, with heads or without.
 
