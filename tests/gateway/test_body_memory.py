@@ -91,6 +91,16 @@ def test_what_is_known_of_a_body_is_the_same_objects(name: str, spaced: bool):
     assert not any(one is other for one, other in zip(second, theirs, strict=True))
 
 
+def test_a_history_that_differs_far_before_its_end_is_read_again():
+    """At its end it is as long and says the same as one that is known: only comparing all of it tells them apart."""
+    memory = BodyMemory()
+    said = [{"role": "user", "content": text} for text in ("the first", "b" * 100, "c" * 100)]
+    memory.parse("one", json.dumps({"messages": said[:2]}).encode())
+    said[0] = {"role": "user", "content": "THE FIRST"}
+    body = json.dumps({"messages": said}).encode()
+    assert memory.parse("one", body) == parse_object(body)
+
+
 def test_a_list_that_is_named_twice_is_the_last_one():
     memory, old = BodyMemory(), json.dumps(messages(3))[:-1]
     for _ in range(2):

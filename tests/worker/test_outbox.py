@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scheduler_rig import Rig, one
 
@@ -30,6 +32,28 @@ def test_a_first_pass_is_not_kept_waiting(holds: bool):
     assert kinds[0] is Accepted
     assert kinds[-1] is Completed
     assert Tokens in kinds
+
+
+def test_nobody_waits_for_the_pass_to_end():
+    rig = Rig(holds=True)
+    head_row, told = rig.runner.head_row, []
+
+    def look(row: Any) -> Any:
+        told.append([type(message) for _, message in rig.sockets.sent])
+        return head_row(row)
+
+    rig.runner.head_row = look  # type: ignore[method-assign]
+    rig.serve(one(1, 6))
+    assert told == [[Accepted]]
+
+
+def test_what_is_held_goes_out_within_a_turn_that_sends_nothing(monkeypatch: pytest.MonkeyPatch):
+    rig = Rig(holds=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.scheduler, "next_step", lambda: None)
+        request_id = rig.generate(one(1, 6))
+        rig.turn()
+    assert [type(event) for event in rig.events(request_id)] == [Accepted]
 
 
 def test_who_is_let_in_beside_a_pass_hears_so_within_the_turn():
