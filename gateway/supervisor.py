@@ -79,9 +79,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._announced = False
         self.was_told = False  # to stop, by a signal
-        self.killed: list[
-            str
-        ] = []  # at the end, as they did not stop in their time; a second signal leaves them none
+        self.killed: list[str] = []  # as they did not stop in the time that a first signal leaves them
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
