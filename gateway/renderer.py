@@ -66,14 +66,15 @@ class Renderer:
         leading = _leading_systems(messages)
         first = next(((each.fields, each.owner) for each in written if each.owner >= leading), None)
         owned = {span.owner for span in rendered.spans}
-        before_loop = min(owned - {NOBODY}, default=0)
+        before_loop = min(owned - {NOBODY}, default=len(messages))
         parts = {each.owner for each in written}
         found = [
-            self._end(messages, index, end, text, index in parts, index in owned or index < before_loop)
+            self._end(messages, index, end, text[:limit], index in parts, index in owned or index < before_loop)
             for index, end in enumerate(ends)
         ]
-        if 0 < leading < len(messages) and found[leading - 1] == found[leading] and messages[leading].content:
-            found[leading - 1] = GROUPED
+        for index in range(min(leading, len(messages) - 1)):
+            if isinstance(found[index], int) and found[index] == found[index + 1] and messages[index + 1].content:
+                found[index] = GROUPED
         cuts = [Cut(end, "message", index + 1) for index, end in enumerate(found) if isinstance(end, int)]
         for index, end in enumerate(ends):
             if found[index] is PASSING and end is not None:

@@ -26,6 +26,7 @@ class Habits:
     calls_apart: bool = False  # drops calls beside text: the text is a message of its own before theirs
     results_as_user: bool = False  # drops or refuses tool results: they are a user's messages
     system_as_user: bool = False  # drops or refuses leading system messages: they are a user's
+    one_system: bool = False  # drops or refuses a second leading system message: it joins the first
     inner_as_user: bool = False  # drops, moves or refuses system messages behind others: they are a user's
     joined: frozenset[str] = frozenset()  # roles that no user message may follow: it is appended to theirs
     tools_as_text: bool = False  # drops tools: they are written into the system text
@@ -74,7 +75,11 @@ class TemplateForm:
                     fields = dict(fields)  # one message twice: a template's loop tells its messages apart by them
                 used.add(id(fields))
                 before = written[-1].fields if written else None
-                if before is not None and fields["role"] == "user" and before["role"] in self._habits.joined:
+                if before is not None and (
+                    before["role"] in self._habits.joined
+                    if fields["role"] == "user"
+                    else leading and self._habits.one_system
+                ):
                     written[-1] = Written(self._joined(message, before, fields), index)
                 else:
                     written.append(Written(fields, index))
