@@ -68,8 +68,9 @@ class Renderer:
         owned = {span.owner for span in rendered.spans}
         before_loop = min(owned - {NOBODY}, default=len(messages))
         parts = {each.owner for each in written}
+        said = text[:limit]
         found = [
-            self._end(messages, index, end, text[:limit], index in parts, index in owned or index < before_loop)
+            self._end(messages, index, end, said, index in parts, index in owned or index < before_loop)
             for index, end in enumerate(ends)
         ]
         for index in range(min(leading, len(messages) - 1)):
