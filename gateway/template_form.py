@@ -32,6 +32,7 @@ class Habits:
     tools_as_text: bool = False  # drops tools: they are written into the system text
     no_tools: tuple[()] | None = None  # what to pass where there are none
     content_in_parts: bool = False  # takes text as a list of parts only, as models that see do
+    empty_in_parts: frozenset[str] = frozenset()  # roles whose text is given so where it is empty
     answer_in_loop: bool = False  # the generation prompt is written inside the loop over messages
     misplaced: frozenset[str] = frozenset()  # roles whose text is not where their turn is
     closers: Mapping[str, str] = field(default_factory=dict)  # by `ending`: written when nothing follows
@@ -89,8 +90,9 @@ class TemplateForm:
 
     def given(self, written: Written) -> dict[str, Any]:
         """A message as the template is given it."""
-        content = written.fields["content"]
-        if not self._habits.content_in_parts or content is None:
+        content, habits = written.fields["content"], self._habits
+        in_parts = habits.content_in_parts or (not content and written.fields["role"] in habits.empty_in_parts)
+        if not in_parts or content is None:
             return written.fields
         return {**written.fields, "content": [{"type": "text", "text": content}]}
 

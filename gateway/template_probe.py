@@ -167,18 +167,17 @@ def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
 
 
 def _empty_habits(template: ChatTemplate, habits: Habits) -> Habits:
-    """Text in parts where only that lets a message be empty, and makes no difference otherwise."""
-    chats = [chat for chat in EMPTY if _in_order(template, habits, [m for m in chat if m.content or m.tool_calls])]
-    in_parts = replace(habits, content_in_parts=True)
-    if all(text_of_probe(template, habits, as_conversation(chat)) is not None for chat in chats):
-        return habits
-    same = all(
-        text_of_probe(template, in_parts, as_conversation(c))
-        == text_of_probe(template, habits, as_conversation(c))
-        for c in (PLAIN, ASKED)
-    )
-    taken = all(text_of_probe(template, in_parts, as_conversation(chat)) is not None for chat in chats)
-    return in_parts if same and taken else habits
+    """Roles whose text, where it is empty, is taken as a part of a list only."""
+    for chat in EMPTY:
+        empty = next(message for message in chat if not message.content and not message.tool_calls)
+        tried = replace(habits, empty_in_parts=habits.empty_in_parts | {empty.role})
+        if (
+            _in_order(template, habits, [message for message in chat if message is not empty])
+            and text_of_probe(template, habits, as_conversation(chat)) is None
+            and text_of_probe(template, tried, as_conversation(chat)) is not None
+        ):
+            habits = tried
+    return habits
 
 
 def _both_calls(template: ChatTemplate, habits: Habits) -> bool:

@@ -146,3 +146,18 @@ def test_a_system_message_alone_that_is_written_before_the_loop_has_its_boundary
     assert prompt.ends == (len(made.run(conversation, reply=False).text),)
     assert prompt.cuts[-1].end == prompt.ends[0]
     assert made.render(SHAPES["system"]).ends[0] == prompt.ends[0]
+
+
+def test_an_empty_message_is_taken_where_only_a_part_may_be_empty_and_results_are_text():
+    made = learned(
+        _TOOLS + "{% for m in messages %}<|turn|>{{ m.role }}\n"
+        "{% if m.role == 'tool' %}{{ m.content | string }}{% elif m.content is string and m.content %}{{ m.content }}"
+        "{% elif m.content %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+        "{% elif m.role == 'user' or not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}"
+        + _CALLS
+        + "<|end|>\n{% endfor %}"
+        + _ASK
+    )
+    prompt = made.render(SHAPES["empty"])
+    assert list(prompt.ends[:-1]) == ends_of(made, SHAPES["empty"])
+    assert '\n{"result": 4}<|end|>' in made.render(SHAPES["tools"]).text
