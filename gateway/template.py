@@ -9,7 +9,7 @@ whatever the template trims. Loops whose output is captured (macros, set and fil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,15 +19,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.template_env import TemplateTooSlow, build_environment
-from gateway.template_reads import ARRIVE, LOOK, REST, make_resumable
+from gateway.template_gathered import CAPTURING, Gathered, report_growth
+from gateway.template_reads import ARRIVE, LOOK, REST, make_resumable, vocabulary
 from gateway.template_resume import Course, ResumableLoop, loop_context
 from protocol.errors import SettingsError
 
 _ENTER, _LEAVE, _OWNED = "prefixd_enter_message", "prefixd_leave_messages", "prefixd_owners"
-_TICK = "prefixd_tick"
+_TICK, _GREW = "prefixd_tick", "prefixd_text_grew"
 MAX_RENDER_SECONDS = 10.0  # of one render; a conversation of a thousand messages takes some hundredths of one
-_CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
-_SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
 NOBODY = -1  # owner of text that no message's iteration wrote
 
 
@@ -51,21 +50,31 @@ class ChatTemplate:
     """One compiled template. Immutable and safe to use from several threads at once."""
 
     def __init__(
-        self, source: str, special_tokens: dict[str, str], *, max_seconds: float = MAX_RENDER_SECONDS
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        *,
+        max_seconds: float = MAX_RENDER_SECONDS,
+        gathers: bool = False,
     ) -> None:
-        """`special_tokens` are the variables such as `bos_token`. Raises `SettingsError` for a bad template."""
+        """`special_tokens` are the variables such as `bos_token`. Raises `SettingsError` for a bad template.
+
+        `gathers`: who wrote what is followed into namespaces, whose text is printed at the end.
+        """
         self.source = source
         self._max_seconds = max_seconds
         self._variables = special_tokens
         environment = build_environment()
-        environment.filters |= {_ENTER: _entered, _LEAVE: _left, _TICK: _ticked}
+        environment.filters |= {_ENTER: _entered, _LEAVE: _left, _TICK: _ticked, _GREW: _grew}
         environment.filters |= {ARRIVE: _arrived, REST: _rest, LOOK: _looked_up}
         try:
             tree = environment.parse(source)
-            self._names, self.looked_for = _vocabulary(tree)
+            self._names, self.looked_for = vocabulary(tree)
             _report_loops(tree, environment)
             _tick_elsewhere(tree, environment)
-            self._loop = _resumable_loop(tree, environment)
+            if gathers:
+                report_growth(tree, _GREW, environment)
+            self._loop = None if gathers else _resumable_loop(tree, environment)
             self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
         except TemplateSyntaxError as error:
             raise SettingsError(f"chat_template: line {error.lineno}: {error.message}") from error
@@ -75,6 +84,10 @@ class ChatTemplate:
     def is_resumable(self) -> bool:
         """Whether renders may go on from earlier ones with the same beginning."""
         return self._loop is not None
+
+    def gathering(self) -> ChatTemplate:
+        """The same for a template that gathers its text before it prints any."""
+        return ChatTemplate(self.source, self._variables, max_seconds=self._max_seconds, gathers=True)
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a field or variable of this name anywhere."""
@@ -126,6 +139,7 @@ class _Owners:
         self._pieces: list[str] = []
         self._at = 0  # length of all pieces
         self._taken = False  # the next piece is from another render, its spans are there already
+        self._gathered: dict[str, Gathered] = {}
 
     def arrive(self, items: object, variables: dict[str, Any]) -> str:
         """The loop that may be resumed is about to start. What comes out takes the place of its first rounds."""
@@ -169,10 +183,20 @@ class _Owners:
             self._taken = False
             return
         owner = self._stack[-1][1] if self._stack else NOBODY
+        if self._gathered and owner == NOBODY:
+            found = next((each for each in self._gathered.values() if each.text is piece), None)
+            if found is not None:
+                self._spans += found.spans
+                return
         if self._spans and self._spans[-1][0] == owner:
             self._spans[-1] = (owner, self._spans[-1][1] + len(piece))
         else:
             self._spans.append((owner, len(piece)))
+
+    def grew(self, value: object, name: str) -> str:
+        """Text was added to what a namespace gathers."""
+        self._gathered.setdefault(name, Gathered()).grew(value, self._stack[-1][1] if self._stack else NOBODY)
+        return ""
 
     def rendered(self) -> Rendered:
         """All of it, once the template is through."""
@@ -208,13 +232,13 @@ def _report_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironme
         nonlocal count
         for name, value in list(node.iter_fields()):
             if not isinstance(value, list):
-                if isinstance(value, nodes.Node) and not isinstance(value, _CAPTURING):
+                if isinstance(value, nodes.Node) and not isinstance(value, CAPTURING):
                     visit(value)
                 continue
             changed: list[Any] = []
             for child in value:
                 changed.append(child)
-                if not isinstance(child, nodes.Node) or isinstance(child, _CAPTURING):
+                if not isinstance(child, nodes.Node) or isinstance(child, CAPTURING):
                     continue
                 visit(child)
                 if isinstance(child, nodes.For) and (item := _item(child)) is not None:
@@ -300,24 +324,12 @@ def _left(context: Context, loop: int) -> str:
 
 
 @pass_context
+def _grew(context: Context, value: object, name: str) -> str:
+    owned: _Owners = context.parent[_OWNED]
+    return owned.grew(value, name)
+
+
+@pass_context
 def _ticked(context: Context, _: object) -> str:
     owned: _Owners = context.parent[_OWNED]
     return owned.tick()
-
-
-def _vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
-    """All names and field names, and the strings that the template looks for in others."""
-    names = {node.name for node in tree.find_all(nodes.Name)}
-    names |= {node.attr for node in tree.find_all(nodes.Getattr)}
-    names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    looked_for: list[str] = []
-    for compare in tree.find_all(nodes.Compare):
-        looked_for += _constants([compare.expr, *(operand.expr for operand in compare.ops)])
-    for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
-            looked_for += _constants(call.args)
-    return frozenset(names), tuple(looked_for)
-
-
-def _constants(expressions: Iterable[nodes.Expr]) -> list[str]:
-    return [e.value for e in expressions if isinstance(e, nodes.Const) and isinstance(e.value, str)]

@@ -1,4 +1,4 @@
-"""What the rounds of a template's loop over messages read besides their own message.
+"""What a template reads: the names in it, and what the rounds of its loop over messages read besides their message.
 
 Where that is little and can be compared, a render may go on from one of before: a round that starts from the same
 values writes the same text. Whatever could make a round depend on something else makes the loop one that is always
@@ -7,6 +7,7 @@ rendered whole: what is not understood here is not known to be equal.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jinja2 import nodes
@@ -18,6 +19,7 @@ CALLABLE = frozenset(("raise_exception", "range", "namespace", "dict"))  # what 
 _BEHIND = frozenset(("first", "index", "index0", "previtem", "depth", "depth0"))  # fields of `loop`
 _AHEAD = frozenset(("last", "nextitem"))
 _ORDER = frozenset(("gt", "gteq", "lt", "lteq", "eq", "ne"))
+_SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
 _REFUSED_NAMES = frozenset(("strftime_now", "lipsum", "self", "super", "caller", "varargs", "kwargs"))
 _REFUSED = (
     nodes.Block,
@@ -223,3 +225,21 @@ class _Looks(NodeTransformer):
         assert isinstance(node.node, nodes.Name)
         arguments = [nodes.Const(node.node.name, lineno=node.lineno), node.arg]
         return nodes.Filter(node.node, LOOK, arguments, [], None, None, lineno=node.lineno)
+
+
+def vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
+    """All names and field names, and the strings that the template looks for in others."""
+    names = {node.name for node in tree.find_all(nodes.Name)}
+    names |= {node.attr for node in tree.find_all(nodes.Getattr)}
+    names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    looked_for: list[str] = []
+    for compare in tree.find_all(nodes.Compare):
+        looked_for += _constants([compare.expr, *(operand.expr for operand in compare.ops)])
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
+            looked_for += _constants(call.args)
+    return frozenset(names), tuple(looked_for)
+
+
+def _constants(expressions: Iterable[nodes.Expr]) -> list[str]:
+    return [e.value for e in expressions if isinstance(e, nodes.Const) and isinstance(e.value, str)]

@@ -60,6 +60,13 @@ KINDS = {
     "{% endif %}<|result|>{{ later.content }}<|/result|>{% set answered.yes = true %}{% endfor %}"
     "{% else %}<|/turn|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}",
+    "gathered in a variable": "{% set all = namespace(text='') %}"
+    "{% if tools %}{% set all.text = all.text ~ (tools | tojson) %}{% endif %}"
+    "{% for m in messages %}{% set all.text = all.text + '<|im_start|>' + m.role + '\n' + m.content %}"
+    "{% for c in m.tool_calls or [] %}{% set all.text = all.text ~ '<tool_call>' ~ (c.function | tojson) %}"
+    "{% endfor %}{% set all.text = all.text ~ '<|im_end|>\n' %}{% endfor %}"
+    "{% if add_generation_prompt %}{% set all.text = all.text ~ '<|im_start|>assistant\n' %}{% endif %}"
+    "{{- all.text -}}",
     "a frame around pairs": "{% for pair in messages | batch(2) %}<s>{% for m in pair %}<|im_start|>{{ m.content }}"
     "<|im_end|>{% endfor %}{% endfor %}",
     "tools of a form of its own": "{% for t in tools or [] %}{{ t.name + t.parameter_definitions }}{% endfor %}"
@@ -127,9 +134,12 @@ ELSEWHERE = {
     "in a macro": "{% macro all(ms) %}{% for m in ms %}{{ "
     + _FRAME
     + " }}{% endfor %}{% endmacro %}{{ all(messages) }}",
-    "in a variable": "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text ~ "
+    "in a list": "{% set ns = namespace(texts=[]) %}{% for m in messages %}{% set ns.texts = ns.texts + ["
     + _FRAME
-    + " %}{% endfor %}{{ ns.text }}",
+    + "] %}{% endfor %}{{ ns.texts | join }}",
+    "in a variable that begins anew": "{% set ns = namespace(text='') %}{% for m in messages %}"
+    "{% set ns.text = ns.text ~ m.role %}{% endfor %}{% set ns = namespace(text='') %}{% for m in messages %}"
+    "{% set ns.text = ns.text ~ " + _FRAME + " %}{% endfor %}{{ ns.text }}",
     "in pairs by number": "{% for i in range(0, messages | length, 2) %}{% set m = messages[i] %}{{ "
     + _FRAME
     + " }}{% if i + 1 < messages | length %}{% set m = messages[i + 1] %}{{ "
