@@ -230,9 +230,11 @@ def function_tool(function: object, where: str) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong(f"{where}.parameters", "must be an object")
     fields = {name: function[name] for name in _FUNCTION_FIELDS if function.get(name) is not None}
-    # Templates read both without looking whether they are there.
+    # Templates read all of these without looking whether they are there.
     fields.setdefault("description", "")
-    fields.setdefault("parameters", {"type": "object", "properties": {}})
+    fields["parameters"] = dict(parameters or {"type": "object"})
+    if fields["parameters"].get("type", "object") == "object":
+        fields["parameters"].setdefault("properties", {})
     return JsonObject({"type": "function", "function": fields})
 
 

@@ -29,6 +29,8 @@ class Habits:
     one_system: bool = False  # drops or refuses a second leading system message: it joins the first
     inner_as_user: bool = False  # drops, moves or refuses system messages behind others: they are a user's
     joined: frozenset[str] = frozenset()  # roles that no user message may follow: it is appended to theirs
+    one_answer: bool = False  # refuses answers in a row: each is appended to the one before
+    text_in_reasoning: bool = False  # refuses text and reasoning beside calls: the text goes behind the reasoning
     tools_as_text: bool = False  # drops tools: they are written into the system text
     no_tools: tuple[()] | None = None  # what to pass where there are none
     content_in_parts: bool = False  # takes text as a list of parts only, as models that see do
@@ -75,13 +77,9 @@ class TemplateForm:
                 if id(fields) in used:
                     fields = dict(fields)  # one message twice: a template's loop tells its messages apart by them
                 used.add(id(fields))
-                before = written[-1].fields if written else None
-                if before is not None and (
-                    before["role"] in self._habits.joined
-                    if fields["role"] == "user"
-                    else leading and self._habits.one_system
-                ):
-                    written[-1] = Written(self._joined(message, before, fields), index)
+                before = written[-1] if written else None
+                if before is not None and before.owner != index and self._is_one(before.fields, fields, leading):
+                    written[-1] = Written(self._joined(message, before.fields, fields), index)
                 else:
                     written.append(Written(fields, index))
         if self._habits.tools_as_text and conversation.tools:
@@ -95,6 +93,17 @@ class TemplateForm:
         if not in_parts or content is None:
             return written.fields
         return {**written.fields, "content": [{"type": "text", "text": content}]}
+
+    def _is_one(self, before: dict[str, Any], fields: dict[str, Any], leading: bool) -> bool:
+        """Whether the template takes the two only as one message."""
+        match fields["role"]:
+            case "user":
+                return before["role"] in self._habits.joined
+            case "system":
+                return leading and self._habits.one_system
+            case "assistant":
+                return before["role"] == "assistant" and self._habits.one_answer
+        return False
 
     def _parts(self, message: Message) -> tuple[Message, ...]:
         if not (self._habits.calls_apart and message.content and message.tool_calls):
@@ -112,8 +121,21 @@ class TemplateForm:
         if isinstance(known, tuple) and known[0] is before:
             fields = known[1]
             return fields
-        joined = {**before, "content": f"{before['content']}\n\n{fields['content']}"}
+        if fields["role"] == "assistant":
+            joined = self._one_answer(before, fields)
+        else:
+            joined = {**before, "content": f"{before['content']}\n\n{fields['content']}"}
         message.made[self, "joined"] = before, joined
+        return joined
+
+    def _one_answer(self, before: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        """Two answers as one: what is said and thought in both, and then all calls."""
+        joined = before | fields
+        for name in ("content", *self._reasoning_names):
+            if said := [each[name] for each in (before, fields) if each.get(name)]:
+                joined[name] = "\n\n".join(said)
+        if calls := [*before.get("tool_calls", ()), *fields.get("tool_calls", ())]:
+            joined["tool_calls"] = calls
         return joined
 
     def _show_tools(self, written: list[Written], text: str, message: Message) -> None:
@@ -168,19 +190,21 @@ class TemplateForm:
         self, message: Message, tool_name: str | None, ordinals: dict[str, str], leading: bool
     ) -> dict[str, Any]:
         habits = self._habits
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        calls, content, reasoning = message.tool_calls, message.content, message.reasoning
+        if calls and content and reasoning and habits.text_in_reasoning:
+            content, reasoning = "", f"{reasoning}\n\n{content}"
+        fields: dict[str, Any] = {"role": message.role, "content": content}
         if message.role == "system" and (habits.system_as_user if leading else habits.inner_as_user):
             fields["role"] = "user"
-        calls = message.tool_calls
         if calls and (habits.calls_as_text or (habits.single_calls and len(calls) > 1)):
             written = [_call_text(call) for call in calls]
-            fields["content"] = "\n".join([message.content, *written] if message.content else written)
+            fields["content"] = "\n".join([content, *written] if content else written)
         elif calls:
             fields["tool_calls"] = [self._call(call.id, call.name, call.arguments, ordinals) for call in calls]
-            if not message.content:
+            if not content:
                 fields["content"] = habits.empty_content
-        if message.reasoning:
-            fields |= dict.fromkeys(self._reasoning_names, message.reasoning)
+        if reasoning:
+            fields |= dict.fromkeys(self._reasoning_names, reasoning)
         if message.role == "tool" and habits.results_as_user:
             return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
         if message.role == "tool":

@@ -27,8 +27,10 @@ from gateway.template_chats import (
     RESULT,
     SHORT_IDS,
     SYSTEM,
+    THOUGHT,
     TOOL,
     TOOL_CHATS,
+    TWO_ANSWERS,
     TWO_SYSTEMS,
     USER,
     USER_FOLLOWS,
@@ -165,12 +167,18 @@ def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
     if not _shown(template, habits, TWO_SYSTEMS):
         tried = replace(habits, one_system=True)
         habits = tried if _shown(template, tried, TWO_SYSTEMS) else habits
+    if not _in_order(template, habits, TWO_ANSWERS):
+        tried = replace(habits, one_answer=True)
+        habits = tried if _in_order(template, tried, TWO_ANSWERS) else habits
     if with_tools and not _both_calls(template, habits):
         tried = replace(habits, single_calls=True)
         habits = tried if _both_calls(template, tried) else habits
     if with_tools and not _calls_beside_text(template, habits):
         tried = replace(habits, calls_apart=True)
         habits = tried if _calls_beside_text(template, tried) and _in_order(template, tried, BOTH) else habits
+    if with_tools and text_of_probe(template, habits, as_conversation(THOUGHT)) is None:
+        tried = replace(habits, text_in_reasoning=True)
+        habits = tried if _calls_beside_text(template, tried, THOUGHT) else habits
     return habits
 
 
@@ -194,9 +202,9 @@ def _both_calls(template: ChatTemplate, habits: Habits) -> bool:
     return _in_order(template, habits, PARALLEL) and "probevalue" in text and "othervalue" in text
 
 
-def _calls_beside_text(template: ChatTemplate, habits: Habits) -> bool:
+def _calls_beside_text(template: ChatTemplate, habits: Habits, chat: Sequence[Message] = BOTH) -> bool:
     """Whether a call comes out that has text beside it. Where only the text is lost, that is the model's habit."""
-    text = text_of_probe(template, habits, as_conversation(BOTH)) or ""
+    text = text_of_probe(template, habits, as_conversation(chat)) or ""
     return "probevalue" in text[text.find(USER.content) :]
 
 

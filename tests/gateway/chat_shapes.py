@@ -56,6 +56,14 @@ SHAPES = {
         (user(0), replace(calls(1), content="I look."), result(1), replace(calls(4), content="Again."), result(4)),
         (TOOL,),
     ),
+    "answers in a row": Conversation((user(0), answer(1), answer(2), user(3), answer(4), answer(5), user(6))),
+    "calls in a row": Conversation(
+        (user(0), calls(1), calls(2), result(1), result(2), answer(3), user(4)), (TOOL,)
+    ),
+    "thought, said and called": Conversation(
+        (user(0), replace(calls(1), content="I look.", reasoning="because"), result(1), answer(2), user(3)),
+        (TOOL,),
+    ),
     "thinking": Conversation(
         (
             user(0),

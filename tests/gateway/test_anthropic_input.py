@@ -139,7 +139,8 @@ def deferred(name: str) -> dict[str, Any]:
 
 
 def line(name: str) -> str:
-    return f'<function>{{"description": "Does.", "name": "{name}", "parameters": {{"type": "object"}}}}</function>'
+    schema = '{"type": "object", "properties": {}}'
+    return f'<function>{{"description": "Does.", "name": "{name}", "parameters": {schema}}}</function>'
 
 
 def test_deferred_tools_are_described_where_a_search_found_them():

@@ -10,6 +10,7 @@ import pytest
 from chat_shapes import SHAPES, SYSTEM, prefixes, said, turns, user
 from jinja2.exceptions import TemplateError
 
+from gateway.canonical import parse_tools
 from gateway.conversation import Conversation, Message
 from gateway.renderer import JOINED, PASSING, PromptText, Renderer
 from gateway.template import ChatTemplate
@@ -62,6 +63,15 @@ def test_every_template_shows_a_call_and_its_result():
         assert "v1" in text, name
         assert "lookup" in text, name
         assert '"result": 4' in text.replace("\\", ""), name
+
+
+@needs_templates
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "required": []}])
+def test_every_template_takes_a_tool_without_parameters(parameters: dict[str, object] | None):
+    function = {"name": "lookup"} if parameters is None else {"name": "lookup", "parameters": parameters}
+    tools = parse_tools([{"type": "function", "function": function}])
+    for name in NAMES:
+        assert "lookup" in renderer(name).render(Conversation((SYSTEM, user(0)), tools)).text, name
 
 
 @needs_templates

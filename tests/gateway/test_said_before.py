@@ -141,7 +141,7 @@ def test_what_python_calls_equal_and_json_does_not_is_told_apart(one, other):
             said = parse_messages(history, through=through(memory))
             assert to_json(said[1].tool_calls[0].arguments) == to_json(arguments)
     for default in (one, other):
-        schema = {"type": "object", "default": default}
+        schema = {"type": "object", "properties": {}, "default": default}
         [tool] = memory.same_tools("", parse_tools([{"function": {"name": "f", "parameters": schema}}]))
         assert to_json(tool["function"]["parameters"]) == to_json(schema)
 
