@@ -123,7 +123,7 @@ class Renderer:
         return self._run(conversation, self.form.write(conversation), reply)
 
     def _run(self, conversation: Conversation, written: Sequence[Written], reply: bool) -> Rendered:
-        tools = () if self.habits.tools_as_text else conversation.tools
+        tools = [] if self.habits.tools_as_text else list(conversation.tools)  # some print the list as it is
         return self.template.render(
             [self.form.given(each) for each in written],
             tools or self.habits.no_tools,

@@ -161,3 +161,8 @@ def test_an_empty_message_is_taken_where_only_a_part_may_be_empty_and_results_ar
     prompt = made.render(SHAPES["empty"])
     assert list(prompt.ends[:-1]) == ends_of(made, SHAPES["empty"])
     assert '\n{"result": 4}<|end|>' in made.render(SHAPES["tools"]).text
+
+
+def test_tools_are_given_as_a_list_to_a_template_that_prints_it():
+    made = learned("{% if tools %}{{ tools }}\n{% endif %}" + _LOOP + _ASK)
+    assert made.render(SHAPES["tools"]).text.startswith("[{'type': 'function'")
