@@ -145,16 +145,18 @@ def test_a_header_that_changes_with_every_request(served: Served):
     assert ask(served, [user(mention)]).prompt_tokens > ask(served, [user("Why is there")]).prompt_tokens + 10
 
 
-def test_a_reminder_in_the_middle_stays_there(served: Served):
+def test_a_reminder_in_the_middle_stays_there(served: Served, reference: Reference):
     """K-BD10: a new one after each tool result, in the Anthropic dialect; all before it is reused."""
     history: list[dict[str, Any]] = [user(words("task", 60))]
-    depth = 0
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "system": words("head", 80)}
+    asking = len(reference.prompt_ids(history)) - reference.history_tokens(history)
+    known = 0
     for turn in range(5):
-        body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "system": words("head", 80)}
         answer = served.client.request("POST", "/v1/messages", {**body, "messages": history})
-        assert answer.status == 200
-        assert answer.outcome[1] > depth or not turn
-        depth = answer.outcome[1]
+        assert answer.outcome == (("hit", known, "none") if turn else ("miss", 0, "cold"))
+        cold = served.client.request("POST", "/v1/messages", {**body, "messages": history, "cache_prompt": False})
+        assert answer.body["content"] == cold.body["content"]
+        known = sum(n for name, n in answer.usage.items() if name.endswith("input_tokens")) - asking
         use = {"type": "tool_use", "id": f"t{turn}", "name": "look", "input": {}}
         result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": words(turn, 30)}
         history += [

@@ -184,9 +184,11 @@ def test_bd14_where_messages_and_template_merge_the_boundary_is_dropped(texts: l
     whole = tiny_tokenizer().encode(made.text + made.suffix, add_special_tokens=False)
     if not any(token in text for text in texts for token in maker.tokenizer.control.tokens):
         assert list(made.token_ids) == whole.ids
+    ends = {cut.end for cut in made.text_cuts}
     for cut in made.cuts:
         spelled = tiny_tokenizer().decode(list(made.token_ids[: cut.end]), skip_special_tokens=False)
         assert made.text.startswith(spelled)
+        assert len(spelled) in ends
         assert spelled.count(":") >= cut.messages
 
 
