@@ -5,6 +5,8 @@ The engine of the rig checks the state in memory; the model checks what lookups 
 
 from __future__ import annotations
 
+from operator import ge
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -84,13 +86,16 @@ class StoreMachine(StoreModel):
     # Reservations by hand
 
     @precondition(lambda self: not self.reservations)
-    @rule()
-    def reserve(self):
-        states = self._states()
+    @rule(given_up=st.booleans())
+    def reserve(self, given_up):
+        states, free = self._states(), self.store.slots.free_slots
         reservation = self.keeping.reserve()
-        if reservation is not None:
-            self.reservations.append(reservation)
         assert self._states(but=reservation) == {s: v for s, v in states.items() if self._not_of(reservation, s)}
+        if reservation is not None and given_up:
+            self.keeping.abort(reservation, "failed")
+            assert (self._states(), self.store.slots.free_slots) == (states, free), "it has moved something"
+        elif reservation is not None:
+            self.reservations.append(reservation)
 
     @precondition(lambda self: self.reservations)
     @rule(data=st.data())
@@ -201,6 +206,12 @@ class StoreMachine(StoreModel):
         self.engine.check()
         for run in self.engine.running:
             self.engine.verify_run(run)
+
+    @invariant()
+    def generations_only_rise(self):
+        generations = [self.store.slots[slot].generation for slot in range(SLOTS)]
+        assert all(map(ge, generations, self.generations)), "a slot's write looks like an earlier one"
+        self.generations = generations
 
     @invariant()
     def what_is_pinned_stays(self):

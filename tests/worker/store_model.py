@@ -30,6 +30,7 @@ class StoreModel(RuleBasedStateMachine):
         # What the model knows: the key of each slot's snapshot by slot and generation, and all keys ever computed.
         self.published: dict[tuple[int, int], tuple[str, History]] = {}
         self.pinned: list[Snapshot] = []
+        self.generations = [0] * SLOTS  # of each slot, as they were
         self.computed: set[tuple[str, History]] = set()
 
     def _start(self, tenant: str, history: History, hold: bool) -> Run:

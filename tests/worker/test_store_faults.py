@@ -110,6 +110,28 @@ def take_slots_in_turn(patch):
     patch.setattr(SlotTable, "reserve", reserve)
 
 
+def go_on_behind_what_was_given_up(patch):
+    """S2, t2: a reservation that comes to nothing moves the free list on."""
+
+    def give_back(self, slot):
+        self._move(slot, SlotState.FREE, SlotState.RESERVED)
+        self._free.append(slot)
+
+    patch.setattr(SlotTable, "give_back", give_back)
+
+
+def count_only_what_is_published(patch):
+    """A write that is given up leaves no trace: the next one has its generation."""
+    abort = Keeping.abort
+
+    def unseen(self, reservation, cause):
+        abort(self, reservation, cause)
+        if reservation.written:
+            self._store.slots[reservation.slot].generation -= 1
+
+    patch.setattr(Keeping, "abort", unseen)
+
+
 def drop_the_victim_when_it_is_replaced(patch):
     """S2-a: the entry of a slot that is being written goes when the new one is published, and not before."""
     keep_the_victim_of_a_write(patch)
@@ -203,6 +225,8 @@ def discard_with_the_request(patch):
     ("fault", "machine"),
     [
         (take_slots_in_turn, StoreMachine),
+        (go_on_behind_what_was_given_up, StoreMachine),
+        (count_only_what_is_published, StoreMachine),
         (drop_the_victim_when_it_is_replaced, StoreMachine),
         (publish_whatever_is_in_the_slot, StoreMachine),
         (keep_the_key_of_what_was_overwritten, StoreMachine),
