@@ -245,11 +245,11 @@ class Engine:
             if self.store.divisible:  # the store may have made it itself, from a part of another
                 self.keys.setdefault(place, spelled(snapshot.node))
             key = self.keys[place]
-            self._verify(snapshot.blocks, key, f"slot {snapshot.slot}")
+            self.verify(snapshot.blocks, key, f"slot {snapshot.slot}")
             assert snapshot.leaving or spelled(snapshot.node) == key
 
     def verify_run(self, run: Run) -> None:
-        self._verify(run.blocks, run.prompt.ids[: run.computed], "a sequence")
+        self.verify(run.blocks, run.prompt.ids[: run.computed], "a sequence")
 
     def slots_at(self, *ends: int) -> list[int]:
         """The slots that keep these positions, where only one conversation has them."""
@@ -260,7 +260,7 @@ class Engine:
         """The positions kept, rising."""
         return sorted(s.node.end for s in self.store.slots.snapshots() if not s.leaving)
 
-    def _verify(self, blocks: Sequence[int], ids: Sequence[int], whose: str) -> None:
+    def verify(self, blocks: Sequence[int], ids: Sequence[int], whose: str) -> None:
         size = self.pool.block_tokens
         held = [self.memory[blocks[i // size]][i % size] for i in range(len(ids))]
         if held != states(ids):

@@ -83,6 +83,24 @@ class StoreMachine(StoreModel):
         run = data.draw(st.sampled_from([run for run in self.engine.running if run.restoring]))
         self.engine.release_source(run)
 
+    @precondition(lambda self: self.histories)
+    @rule(data=st.data())
+    def a_lookup_waits(self, data):
+        tenant, history = data.draw(st.sampled_from(self.histories))
+        request = self._prompt(tenant, history)
+        self.waiting = request, self.finding.lookup(tenant, request.ids, request.boundaries)
+        self._learn_cuts()
+
+    @precondition(lambda self: self.waiting is not None and self.waiting[1].slot is not None)
+    @rule()
+    def what_was_looked_up_is_restored_late(self):
+        request, found = self.waiting
+        restored = self.finding.begin_restore(found.slot, found.generation, asked=False)
+        if restored is not None:
+            self.engine.verify(restored.blocks, request.ids[: found.depth], "what was looked up")
+            self.finding.end_restore(found.slot)
+            self.engine.pool.release(restored.blocks)
+
     # Reservations by hand
 
     @precondition(lambda self: not self.reservations)

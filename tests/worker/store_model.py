@@ -7,6 +7,7 @@ from array import array
 from hypothesis.stateful import RuleBasedStateMachine
 from snapshot_rig import Engine, Prompt, Run, prompt, strong
 
+from worker.lookup import Lookup
 from worker.slots import Reservation, SlotState, Snapshot
 
 SLOTS = 3
@@ -31,6 +32,7 @@ class StoreModel(RuleBasedStateMachine):
         self.published: dict[tuple[int, int], tuple[str, History]] = {}
         self.pinned: list[Snapshot] = []
         self.generations = [0] * SLOTS  # of each slot, as they were
+        self.waiting: tuple[Prompt, Lookup] | None = None
         self.computed: set[tuple[str, History]] = set()
 
     def _start(self, tenant: str, history: History, hold: bool) -> Run:

@@ -78,6 +78,16 @@ def consume_on_hit(patch):
     patch.setattr(Finding, "begin_restore", consuming)
 
 
+def ignore_generations(patch):
+    """What was looked up is restored from its slot, whatever that holds by now."""
+    begin_restore = Finding.begin_restore
+
+    def trusting(self, slot, generation, **options):
+        return begin_restore(self, slot, self._store.slots[slot].generation, **options)
+
+    patch.setattr(Finding, "begin_restore", trusting)
+
+
 def ignore_pins(patch):
     """What is pinned may be evicted."""
     stays = SnapshotStore.stays
@@ -239,6 +249,7 @@ def discard_with_the_request(patch):
         (take_no_references, StoreMachine),
         (trust_digests, WeakDigestMachine),
         (consume_on_hit, StoreMachine),
+        (ignore_generations, StoreMachine),
         (ignore_pins, StoreMachine),
         (keep_the_victim_of_a_write, StoreMachine),
     ],
