@@ -56,7 +56,7 @@ def find_layout(renderer: Renderer, notation: Notation | None, thinking: Thinkin
     found = next((x for x in taken if x is not None and is_read(x)), None)
     if found is None:
         return AnswerLayout((), said, probes.resumed("") if parts_answers else None)
-    for text, _ in probes.calling(len(_PROBES)):
+    for text, _ in () if renderer.habits.calls_in_turn else probes.calling(len(_PROBES)):
         several = _several(text, found)
         if several is not None and is_read(several):
             found = several

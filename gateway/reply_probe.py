@@ -72,7 +72,7 @@ def _frames(thinking: Thinking, text: str) -> bool:
 def _reads(renderer: Renderer, notation: Notation, thinking: Thinking | None) -> bool:
     """Whether a notation reads two calls, or the one that the template takes, and leaves no markup over as text."""
     for calls in ((_CALL, _OTHER), (_CALL,)):
-        if len(calls) > 1 and renderer.habits.single_calls:
+        if len(calls) > 1 and (renderer.habits.single_calls or renderer.habits.calls_in_turn):
             continue
         asked = _text(renderer, (_USER,), True)
         whole = _text(renderer, (_USER, Message("assistant", "", calls), *map(_result, calls)), True)

@@ -22,6 +22,7 @@ class Habits:
     empty_content: str | None = ""  # content of a message that only calls tools
     ordinal_ids: bool = False  # refuses tool call ids as clients write them
     calls_as_text: bool = False  # drops tool calls: they are written into the content
+    calls_in_turn: bool = False  # refuses or drops further calls in one message: each has a message of its own
     single_calls: bool = False  # refuses several calls in one message: these are written into the content
     calls_apart: bool = False  # drops calls beside text: the text is a message of its own before theirs
     results_as_user: bool = False  # drops or refuses tool results: they are a user's messages
@@ -106,12 +107,18 @@ class TemplateForm:
         return False
 
     def _parts(self, message: Message) -> tuple[Message, ...]:
-        if not (self._habits.calls_apart and message.content and message.tool_calls):
+        calls, habits = message.tool_calls, self._habits
+        apart = bool(calls and habits.calls_apart and message.content)
+        if not apart and not (habits.calls_in_turn and len(calls) > 1):
             return (message,)
         parts = message.made.get(self)
         if parts is None:
-            own = replace(message, tool_calls=()), replace(message, content="", reasoning=None)
-            parts = message.made[self] = own
+            calling = replace(message, content="", reasoning=None) if apart else message
+            own = [replace(message, tool_calls=()), calling] if apart else [message]
+            if habits.calls_in_turn:
+                further = (replace(calling, content="", reasoning=None, tool_calls=(call,)) for call in calls[1:])
+                own[-1:] = [replace(calling, tool_calls=calls[:1]), *further]
+            parts = message.made[self] = tuple(own)
         assert isinstance(parts, tuple)
         return parts
 

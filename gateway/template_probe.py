@@ -171,8 +171,8 @@ def _order_habits(template: ChatTemplate, habits: Habits) -> Habits:
         tried = replace(habits, one_answer=True)
         habits = tried if _in_order(template, tried, TWO_ANSWERS) else habits
     if with_tools and not _both_calls(template, habits):
-        tried = replace(habits, single_calls=True)
-        habits = tried if _both_calls(template, tried) else habits
+        ways = (replace(habits, calls_in_turn=True), replace(habits, single_calls=True))
+        habits = next((tried for tried in ways if _both_calls(template, tried)), habits)
     if with_tools and not _calls_beside_text(template, habits):
         tried = replace(habits, calls_apart=True)
         habits = tried if _calls_beside_text(template, tried) and _in_order(template, tried, BOTH) else habits

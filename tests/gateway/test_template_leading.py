@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
-from chat_shapes import SHAPES, SYSTEM, answer, prefixes, user
+from chat_shapes import SHAPES, SYSTEM, answer, calls, prefixes, result, user
 
 from gateway.conversation import Conversation, Message
 from gateway.renderer import GROUPED, JOINED, Renderer
@@ -99,9 +100,18 @@ def test_short_ids_of_calls_are_made_longer_for_a_template_that_wants_that():
 
 def test_all_calls_of_a_message_come_out_where_a_template_writes_the_first_alone():
     made = learned(_TOOLS + _LOOP.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]") + _ASK)
-    text = made.render(SHAPES["parallel"]).text
-    assert all(each in text for each in ("v1", "v2"))
-    assert "<call>" in made.render(SHAPES["tools"]).text
+    conversation = SHAPES["parallel"]
+    prompt = made.render(conversation)
+    assert all(f'<call>{{"name": "lookup", "arguments": {{"q": "{each}"' in prompt.text for each in ("v1", "v2"))
+    assert list(prompt.ends[:-1]) == ends_of(made, conversation)
+
+
+def test_a_text_beside_several_calls_is_said_once_where_each_call_has_a_turn():
+    made = learned(_TOOLS + _LOOP.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]") + _ASK)
+    asking = replace(calls(1, 2), content="I look.", reasoning="because")
+    text = made.render(Conversation((user(0), asking, result(1), result(2)), SHAPES["tools"].tools)).text
+    assert text.count("I look.") == 1
+    assert text.index("I look.") < text.index("v1") < text.index("v2")
 
 
 def test_what_tools_change_before_a_chat_takes_no_boundary_from_it():
