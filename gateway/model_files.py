@@ -25,7 +25,7 @@ class ModelFiles:
 
     tokenizer: Tokenizer
     templates: dict[str, str] = field(default_factory=dict)
-    special_tokens: dict[str, str] = field(default_factory=dict)
+    special_tokens: dict[str, Any] = field(default_factory=dict)
     end_token_ids: frozenset[int] = frozenset()
 
 
@@ -80,7 +80,8 @@ def _from_directory(path: Path) -> ModelFiles:
     eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if eos is not None:
         ends.add(eos)
-    return ModelFiles(tokenizer, _templates(path, config), special, frozenset(ends))
+    variables: dict[str, Any] = special | _further_tokens(path, config)
+    return ModelFiles(tokenizer, _templates(path, config), variables, frozenset(ends))
 
 
 def _tokenizer_json(path: Path) -> Tokenizer:
@@ -98,6 +99,15 @@ def _tokenizer_json(path: Path) -> Tokenizer:
 def _token_text(value: object) -> str | None:
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text else None
+
+
+def _further_tokens(path: Path, config: dict[str, Any]) -> dict[str, list[str]]:
+    """The list of special tokens without a name, which some templates pick from by number."""
+    name = "additional_special_tokens"
+    for source in (config, _json(path / "special_tokens_map.json")):
+        if isinstance(listed := source.get(name), list):
+            return {name: [text for each in listed if (text := _token_text(each)) is not None]}
+    return {}
 
 
 def _add_declared(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:

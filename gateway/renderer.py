@@ -162,7 +162,8 @@ class Renderer:
             return VAGUE
         if message.role in habits.misplaced and (message.role != "system" or index < _leading_systems(messages)):
             return MOVED
-        closer = habits.closers.get(ending(message), "")
+        only_systems = last and message.role == "system" and _leading_systems(messages) == len(messages)
+        closer = habits.closers.get(ending(message, only_systems), "")
         if closer and text.startswith(closer, end) and not (last and habits.answer_in_loop):
             if ending(message) in habits.passing:
                 return PASSING

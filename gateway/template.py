@@ -52,7 +52,7 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        special_tokens: dict[str, str],
+        special_tokens: dict[str, Any],
         *,
         max_seconds: float = MAX_RENDER_SECONDS,
         gathers: bool = False,

@@ -43,8 +43,9 @@ THOUGHT = (USER, Message("assistant", ANSWER.content, (CALL,), reasoning="though
 PARALLEL = (USER, Message("assistant", "", (CALL, OTHER_CALL)), RESULT, OTHER_RESULT)
 USER_FOLLOWS = ((USER, NEXT), (*ASKED, NEXT))
 INNER_SYSTEM = ((USER, ANSWER, INNER, NEXT), (*PLAIN, INNER), (*ASKED, INNER))
-ENDINGS = ((USER,), (USER, ANSWER), (USER, CALLING), ASKED, (*PLAIN, INNER))
+ENDINGS = ((SYSTEM,), (USER,), (USER, ANSWER), (USER, CALLING), ASKED, (*PLAIN, INNER))
 FOLLOWING = {
+    "head": (),
     "user": (ANSWER, OTHER_CALLING, NEXT, INNER),
     "assistant": (NEXT, INNER),
     "calls": (RESULT,),

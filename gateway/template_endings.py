@@ -39,7 +39,8 @@ def closing_habits(template: ChatTemplate, habits: Habits) -> Habits:
         alone = rendered_probe(renderer, as_conversation(chat))
         if alone is None:
             continue
-        kind, end = ending(chat[-1]), message_ends(alone.spans, len(chat))[-1]
+        kind = ending(chat[-1], only_systems=chat == (SYSTEM,))
+        end = message_ends(alone.spans, len(chat))[-1]
         if end is not None and _is_frame(alone.text[end:], chat):
             closers[kind] = alone.text[end:]
         for following in FOLLOWING[kind]:

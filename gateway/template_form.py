@@ -235,9 +235,9 @@ class TemplateForm:
         return ordinals.setdefault(call_id, str(len(ordinals)).zfill(_ORDINAL_ID_LENGTH))
 
 
-def ending(message: Message) -> str:
+def ending(message: Message, only_systems: bool = False) -> str:
     """What kind of message a conversation ends with, as far as templates close it differently."""
-    return "calls" if message.tool_calls else message.role
+    return "calls" if message.tool_calls else "head" if only_systems else message.role
 
 
 def _call_text(call: ToolCall) -> str:

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import END_ID, PLAIN_ADDED, TEMPLATE, tiny_tokenizer, write_gguf, write_model_dir
 
+from gateway.conversation import Conversation, Message
 from gateway.gguf_metadata import read_metadata
 from gateway.gguf_tokenizer import build_tokenizer
 from gateway.model_files import load_model_files
+from gateway.prompts import PromptMaker
 from protocol.errors import SettingsError
 
 
@@ -228,3 +230,19 @@ def test_a_template_of_the_processor_and_a_list_without_names(tmp_path: Path):
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(SettingsError, match="cannot read"):
         load_model_files(folder)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_without_names_are_there_for_templates(tmp_path: Path, file: str):
+    folder = write_model_dir(tmp_path / "m")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = (
+        "{% for m in messages %}{{ additional_special_tokens[1] }}{{ m.role }}\n{{ m.content }}"
+        "{{ additional_special_tokens[0] }}{% endfor %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    named = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    listed = {"additional_special_tokens": ["<|im_end|>", {"content": "<|im_start|>"}]}
+    (folder / file).write_text(json.dumps(named | listed))
+    text, _ = PromptMaker(load_model_files(folder)).history(Conversation((Message("user", "Hello"),)))
+    assert text == "<|im_start|>user\nHello<|im_end|>"

@@ -176,3 +176,16 @@ def test_an_empty_message_is_taken_where_only_a_part_may_be_empty_and_results_ar
 def test_tools_are_given_as_a_list_to_a_template_that_prints_it():
     made = learned("{% if tools %}{{ tools }}\n{% endif %}" + _LOOP + _ASK)
     assert made.render(SHAPES["tools"]).text.startswith("[{'type': 'function'")
+
+
+def test_a_system_message_alone_ends_behind_the_start_of_an_answer_that_is_always_written():
+    made = learned(
+        "{% for m in messages if m.role == 'system' %}<|system|>{{ m.content }}{% endfor %}{{ '\n' }}"
+        + _TOOLS
+        + "{% for m in messages if m.role != 'system' %}"
+        + _MESSAGE
+        + "{% endfor %}<|turn|>assistant\n"
+    )
+    conversation = Conversation((SYSTEM,))
+    assert made.render(conversation).ends == (len(made.run(conversation, reply=False).text),)
+    assert all(isinstance(end, int) for end in made.render(SHAPES["system inside"]).ends)
