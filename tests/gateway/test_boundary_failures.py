@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_model import END_ID, TEMPLATE, tiny_tokenizer
 
@@ -33,7 +33,7 @@ HOISTING = (
     "{%- for m in messages if m.role == 'system' %}{{- m.content + '\\n' }}{%- endfor %}"
     + TEMPLATE.replace("for message in messages", "for message in messages if message.role != 'system'")
 )
-UNFRAMED = "{%- for m in messages %}{{- m.content + '\\n\\n' + m.role + ':' }}{%- endfor %}"
+UNFRAMED = "{%- for m in messages %}{{- m.content }}{%- endfor %}"
 
 
 def make(template: str = TEMPLATE) -> PromptMaker:
@@ -173,23 +173,26 @@ def test_bd12_the_order_of_tools_counts_unless_it_is_made_canonical():
 
 
 endings = st.sampled_from(
-    ["", " ", "  ", "half wo", "\n", "\n\n", "\t ", "e\u0301", "😀", "don'", "12", "<|im_", "​"]
+    ["", " ", "  ", "half wo", "The qu", "Hel", "\n", "\n\n", "\t ", "e\u0301", "😀", "don'", "12", "<|im_", "​"]
+)
+beginnings = st.one_of(
+    st.text(max_size=6), st.sampled_from(["rld", "ick", "lo", "'t", " ", "\n", "\u0301", "34", "end|>"])
 )
 
 
-@given(st.lists(st.tuples(st.text(max_size=6), endings).map("".join), min_size=1, max_size=5))
-def test_bd14_where_messages_and_template_merge_the_boundary_is_dropped(texts: list[str]):
+@given(st.lists(st.tuples(beginnings, endings).map("".join), min_size=1, max_size=5))
+@example(["The qu", "ick", "brown"])
+def test_bd14_where_messages_merge_the_boundary_is_dropped(texts: list[str]):
     maker = _unframed()
     made = trace(maker, [user(text) for text in texts])
     whole = tiny_tokenizer().encode(made.text + made.suffix, add_special_tokens=False)
     if not any(token in text for text in texts for token in maker.tokenizer.control.tokens):
         assert list(made.token_ids) == whole.ids
-    ends = {cut.end for cut in made.text_cuts}
+    ends = {(cut.end, cut.messages) for cut in made.text_cuts}
     for cut in made.cuts:
         spelled = tiny_tokenizer().decode(list(made.token_ids[: cut.end]), skip_special_tokens=False)
         assert made.text.startswith(spelled)
-        assert len(spelled) in ends
-        assert spelled.count(":") >= cut.messages
+        assert (len(spelled), cut.messages) in ends
 
 
 _MADE: list[PromptMaker] = []
