@@ -104,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"prefixd check-template: unusable: {error}", file=sys.stderr)
         return UNUSABLE
     code, line = verdict(reports)
+    times = [form for renderer in maker.renderers.values() if (form := renderer.template.time_of_day)]
+    if code == STABLE and times:
+        code, line = REWRITES, f"usable, but rewrites history: it writes the time of day ({times[0]})"
     control = sorted(maker.tokenizer.control.tokens)
     if arguments.json:
         _print_json(code, line, source, control, reports)

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.template_env import TemplateTooSlow, build_environment
 from gateway.template_gathered import CAPTURING, Gathered, report_growth
-from gateway.template_reads import ARRIVE, LOOK, REST, make_resumable, vocabulary
+from gateway.template_reads import ARRIVE, LOOK, REST, make_resumable, time_of_day, vocabulary
 from gateway.template_resume import Course, ResumableLoop, loop_context
 from protocol.errors import SettingsError
 
@@ -70,6 +70,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._names, self.looked_for = vocabulary(tree)
+            self.time_of_day = time_of_day(tree)
             _report_loops(tree, environment)
             _tick_elsewhere(tree, environment)
             if gathers:

@@ -7,6 +7,7 @@ rendered whole: what is not understood here is not known to be equal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ _BEHIND = frozenset(("first", "index", "index0", "previtem", "depth", "depth0"))
 _AHEAD = frozenset(("last", "nextitem"))
 _ORDER = frozenset(("gt", "gteq", "lt", "lteq", "eq", "ne"))
 _SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "replace"}
+_TIMES = re.compile("%[-_0^#]?[HIMSfTXcsprR]")
 _REFUSED_NAMES = frozenset(("strftime_now", "lipsum", "self", "super", "caller", "varargs", "kwargs"))
 _REFUSED = (
     nodes.Block,
@@ -243,3 +245,13 @@ def vocabulary(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
 
 def _constants(expressions: Iterable[nodes.Expr]) -> list[str]:
     return [e.value for e in expressions if isinstance(e, nodes.Const) and isinstance(e.value, str)]
+
+
+def time_of_day(tree: nodes.Template) -> str | None:
+    """The form in which the template asks for the time of day, None if it asks for the date at most."""
+    for call in tree.find_all(nodes.Call):
+        match call:
+            case nodes.Call(node=nodes.Name(name="strftime_now"), args=[nodes.Const(value=str(form))]):
+                if _TIMES.search(form):
+                    return form
+    return None

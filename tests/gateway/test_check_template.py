@@ -67,6 +67,17 @@ def test_a_template_that_rewrites_history_gives_1_and_says_where(
     assert (turn["stable"], turn["differs_in"]) == (False, 0)
 
 
+@pytest.mark.parametrize(("form", "code"), [("%d %B %Y", 0), ("%Y-%m-%d %H:%M", 1)])
+def test_a_template_that_writes_the_time_of_day_gives_1(
+    model_dir: Path, tmp_path: Path, form: str, code: int, capsys: pytest.CaptureFixture[str]
+):
+    """Two prompts of one second look as if the one started the other; the date changes once a day."""
+    template = tmp_path / "clock.jinja"
+    template.write_text("{{ strftime_now('" + form + "') }}\n" + TEMPLATE)
+    assert main(["--template", str(template), "--tokenizer", str(model_dir)]) == code
+    assert (form in capsys.readouterr().out.splitlines()[-1]) is bool(code)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [("{% for %}", "line 1"), ("constant", "does not appear"), ("{{ raise_exception('never') }}", "never")],
