@@ -77,12 +77,17 @@ def _byte_level(tokenizer: Tokenizer, normal: set[str], steps: list[dict[str, An
         safe = [row & ~_COMPOSED for row in safe]
     if not normal <= {"NFC"}:  # others are taken apart, or become other ones
         safe = [row & _ASCII if _ASCII >> at & 1 else 0 for at, row in enumerate(safe)]
-    return _chosen(safe, _bytewise(tokenizer, normal))
+    keeps_all = all(step.get("behavior") != "Removed" for step in steps)
+    return _chosen(safe, _bytewise(tokenizer, normal, keeps_all))
 
 
-def _bytewise(tokenizer: Tokenizer, normal: set[str]) -> str:
-    """A byte that is no token is left out of the ids."""
-    if normal <= {"NFC"} and all(tokenizer.token_to_id(byte) is not None for byte in ByteLevel.alphabet()):
+def _bytewise(tokenizer: Tokenizer, normal: set[str], keeps_all: bool) -> str:
+    """A byte that is no token is left out of the ids, and so may be what no pattern matches."""
+    if (
+        keeps_all
+        and normal <= {"NFC"}
+        and all(tokenizer.token_to_id(byte) is not None for byte in ByteLevel.alphabet())
+    ):
         return _STABLE if normal else r"\s\S"
     spelling = ByteLevel(add_prefix_space=False, use_regex=False)
 
@@ -126,6 +131,10 @@ def _patterns(steps: list[dict[str, Any]]) -> list[str]:
                 patterns.append(r"\p{N}" if each else r"\p{N}+")
             case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
                 patterns.append(pattern)
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": True}:
+                if adjacent(pattern).begun != ALL:
+                    raise UnreadPattern("what is left out may part what is side by side")
+                patterns.append(pattern)  # what it matches is kept, each by itself
             case _:
                 raise UnreadPattern(step["type"])
     if last["add_prefix_space"]:

@@ -126,11 +126,19 @@ KINDS = {
     "qwen2, composing": lambda: byte_level(
         _pre_tokenizer(_PRE["qwen2"]), normalizers.Sequence([normalizers.NFC()])
     ),
+    "matches are kept": lambda: byte_level(keeping_matches(r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}]+|\s+(?!\S)|\s+")),
+    "some matches are kept": lambda: byte_level(keeping_matches(r"[\p{L}\p{N}]+|\s+|[^\s\p{L}\p{N}\p{M}]")),
     "sentencepiece": sentencepiece_like,
     "metaspace": metaspace,
     "bytes that are no tokens": lambda: without_bytes("Ē", "ð", "!"),
 }
 KINDS = {name: KINDS[name] for name in KINDS if name not in ("phi-2", "mpt", "olmo", "jais", "llama3", "llama4")}
+
+
+def keeping_matches(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """What stands between matches is left out of the ids."""
+    parts = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def without_bytes(*left_out: str) -> Tokenizer:
@@ -346,6 +354,7 @@ NOT_CUT = {
     "parts that are joined": lambda: byte_level(
         pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+"), "merged_with_next"), _BYTES])
     ),
+    "matches of letters alone": lambda: byte_level(keeping_matches(r"\p{L}+")),
     "no parts": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
     "another pre-tokenizer": lambda: byte_level(pre_tokenizers.Whitespace()),
     "legacy prefix": lambda: changed_normalizer(
