@@ -170,6 +170,11 @@ def test_words_give_the_ids_of_the_whole_text(kind: str, text: str):
     check(*built(kind), text)
 
 
+def test_what_a_tokenizer_leaves_out_moves_no_word():
+    tokenizer, memory = built("some matches are kept")
+    check(tokenizer, memory, "one e\u0301x a\u0301b two")
+
+
 def merging(pattern: str, normalizer: normalizers.Normalizer | None, token: str) -> Tokenizer:
     """With bytes, and a token for a text wherever it is not parted."""
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
