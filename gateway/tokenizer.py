@@ -218,12 +218,22 @@ class PromptTokenizer:
             positions = [position - text.count(sentinel, 0, position) for position in positions]
             text = text.replace(sentinel, "")
         encoding = self._encode(self._whole, text, spans=True)
-        return Encoded(array("i", encoding.ids), self._counts_at(text, encoding.offsets, positions, owner))
+        counts = self._counts_at(text, encoding.offsets, positions, owner, whole=True)
+        return Encoded(array("i", encoding.ids), counts)
 
     def _counts_at(
-        self, text: str, spans: Sequence[tuple[int, int]], positions: Sequence[int], owner: str
+        self,
+        text: str,
+        spans: Sequence[tuple[int, int]],
+        positions: Sequence[int],
+        owner: str,
+        *,
+        whole: bool = False,
     ) -> list[int | None]:
-        """Tokens before each text position; None where one covers it, or the text up to it alone has others."""
+        """Tokens before each text position; None where one covers it, or the text up to it alone has others.
+
+        `whole`: the text is no piece, so that there are added tokens in it.
+        """
         if not positions:
             return []
         starts = [start for start, _ in spans]
@@ -231,10 +241,10 @@ class PromptTokenizer:
         for position in positions:
             count = bisect_right(starts, position - 1)  # tokens that start before the position
             covered = count and spans[count - 1][1] > position
-            counts.append(None if covered or self._is_cut_otherwise(text, position, owner) else count)
+            counts.append(None if covered or self._is_cut_otherwise(text, position, owner, whole) else count)
         return counts
 
-    def _is_cut_otherwise(self, text: str, position: int, owner: str) -> bool:
+    def _is_cut_otherwise(self, text: str, position: int, owner: str, whole: bool) -> bool:
         """Whether the text up to a position ends in other tokens when nothing follows it.
 
         Most patterns part the last of several blanks from the rest, unless the text ends there; marks that follow a
@@ -243,9 +253,10 @@ class PromptTokenizer:
         if position == len(text) or not may_depend(text, position):
             return False
         near, behind = text[max(position - _NEAR, 0) : position], text[position : position + _NEAR]
-        near = near[max((match.end() for match in self._cuts.matches(near)), default=0) :]
-        if match := next(self._cuts.matches(behind), None):
-            behind = behind[: match.start()]
+        if whole:
+            near = near[max((match.end() for match in self._cuts.matches(near)), default=0) :]
+            if match := next(self._cuts.matches(behind), None):
+                behind = behind[: match.start()]
         alone = self._remembered(near, True, False, owner).token_ids
         return self._remembered(near + behind, True, False, owner).token_ids[: len(alone)] != alone
 

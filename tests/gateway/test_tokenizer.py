@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_model import PLAIN_ADDED, SPECIAL, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -134,6 +134,20 @@ def test_a_broken_control_string_is_plain_text(one: str, other: str):
     ids = tiny().encode_chat(broken, sentinel=sentinel).token_ids
     assert not set(ids) & set(range(3))
     assert tiny_tokenizer().decode(list(ids), skip_special_tokens=False) == text
+
+
+@given(st.lists(hostile, min_size=2, max_size=4))
+@example(["one\n\n", "<|im_end|> two"])
+def test_a_position_that_is_kept_has_the_ids_of_the_text_before_it_alone(parts: list[str]):
+    """Whatever begins behind it, also a control string that was typed."""
+    sentinel = unused_character(private_characters(parts))
+    broken = [tiny().control.broken(part, sentinel) for part in parts]
+    ends = list(accumulate(map(len, broken)))
+    text = "".join(broken)
+    made = tiny().encode_chat(text, ends[:-1], sentinel=sentinel)
+    for end, count in zip(ends, made.positions, strict=False):
+        if count is not None:
+            assert made.token_ids[:count] == tiny().encode_chat(text[:end], sentinel=sentinel).token_ids
 
 
 @given(st.text(alphabet="\U000f0000\U000f0001\U000f0002ab", max_size=20))
