@@ -74,7 +74,8 @@ class Renderer:
             for index, end in enumerate(ends)
         ]
         for index in range(min(leading, len(messages) - 1)):
-            if isinstance(found[index], int) and found[index] == found[index + 1] and messages[index + 1].content:
+            together = messages[index + 1].content or (index + 1 < leading and index not in owned)
+            if isinstance(found[index], int) and found[index] == found[index + 1] and together:
                 found[index] = GROUPED
         cuts = [Cut(end, "message", index + 1) for index, end in enumerate(found) if isinstance(end, int)]
         for index, end in enumerate(ends):

@@ -166,6 +166,18 @@ def test_a_boundary_is_where_the_render_of_so_many_messages_ends(name: str, shap
             assert end == len(prefix) or isinstance(end, str)
 
 
+@needs_templates
+def test_an_empty_system_message_moves_no_boundary_of_the_one_before():
+    for name in NAMES:
+        whole = render(name, Conversation((SYSTEM, Message("system", ""), user(0))))
+        try:
+            alone = renderer(name).run(Conversation((SYSTEM,)), reply=False).text
+        except TemplateError:
+            continue
+        if whole.text.startswith(alone):
+            assert whole.ends[0] == len(alone) or isinstance(whole.ends[0], str), name
+
+
 @all_templates
 @all_shapes
 def test_no_boundary_claims_a_message_that_lies_behind_it(name: str, shape: str):
