@@ -14,8 +14,12 @@ from typing import NamedTuple
 
 from worker.returns import PAUSE_SECONDS
 
+SURPLUS = 16  # what comes free beyond a need is of use up to one in so many blocks: others will need it soon
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
-QUADRATIC_TOKENS = 32768  # where attention over the prefix costs as much as the rest of a token
+QUADRATIC_TOKENS = (
+    131072  # where attention over the prefix costs as much as the rest of a token: 30k where all layers
+)
+# attend (an 8B shape, measured), three times as much and more where they recur, and those are short of slots first
 
 
 class Candidate(NamedTuple):
@@ -88,8 +92,7 @@ def choose_for_blocks(
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
 
     Absorbed answers that were never hit go first, then leaves before what they extend, cheapest first per block that
-    comes free, where more than is needed does not count: a small need is met by small snapshots. Only blocks that
-    nobody else holds come free.
+    comes free and is of use: see `SURPLUS`. Only blocks that nobody else holds come free.
     """
     left: dict[int | None, Candidate] = {candidate.slot: candidate for candidate in candidates}
     extended = dict.fromkeys(left, 0)
@@ -99,12 +102,14 @@ def choose_for_blocks(
 
     asks = {candidate.slot: asks_for(candidate, pause) for candidate in candidates}
 
+    most = max(blocks_needed, len(refcounts) // SURPLUS)
+
     # What extends others stands behind all leaves, and once more when nothing extends it any more. A loss is no more
-    # than a bound until its blocks are counted, as those of few have to be: the need never grows.
+    # than a bound until its blocks are counted, as those of few have to be.
     def bound(candidate: Candidate) -> float:
         above = left.get(candidate.parent)
         own = len(candidate.blocks) - (max(len(above.blocks) - 1, 0) if above else 0)
-        return _loss(candidate, max(own, 1), blocks_needed, asks[candidate.slot])
+        return _loss(candidate, min(max(own, 1), most), asks[candidate.slot])
 
     order = [_place(c, extended[c.slot], bound(c)) for c in candidates if not c.fixed]
     heapify(order)
@@ -115,8 +120,7 @@ def choose_for_blocks(
         victim = left.get(place.slot)
         if victim is None:
             continue
-        own = _tail_blocks(victim.blocks, refcounts, released, blocks_needed)
-        loss = _loss(victim, own, blocks_needed, asks[victim.slot])
+        loss = _loss(victim, _tail_blocks(victim.blocks, refcounts, released, most), asks[victim.slot])
         if loss > place.loss:
             heappush(order, place._replace(loss=loss))
             continue
@@ -189,9 +193,9 @@ def _late(idle_seconds: float, pause: float) -> float:
     return pause / (pause + idle_seconds)
 
 
-def _loss(candidate: Candidate, own: int, needed: int, asks: float) -> float:
-    """What is lost for each block that helps; without bound where none does."""
-    return _cost(candidate) * asks / min(own, needed) if own else float("inf")
+def _loss(candidate: Candidate, own: int, asks: float) -> float:
+    """What is lost for each of the blocks that come free and are of use; without bound where there are none."""
+    return _cost(candidate) * asks / own if own else float("inf")
 
 
 def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int], most: int) -> int:

@@ -4,22 +4,32 @@ A request *asks for* the deepest boundary it shares with what was computed befor
 or was evicted. So a wrong eviction is seen like a right one, and traffic that forks, repeats itself or only grows
 teaches what to keep. Counts begin with a few made up ones, which the first dozens of requests outweigh.
 
+What a request adds tells most: of prompts that go on with a tool's few lines nearly all are gone on from, of long texts
+that were never seen before few. So shares are counted for each size of what was added, too, and what is seldom seen
+follows the share of its standing.
+
 Many clients write the last message of a prompt anew each time and repeat what stands before it. Whether they do shows
 in how often a boundary just before the last one is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from protocol.messages import Boundary
 from worker.snapshot_index import Node
 
-Standing = Literal["new", "going_on", "repeated", "inner", "head", "before_last", "passed", "again"]
+Standing = Literal["new", "going_on", "repeated", "inner", "cut", "head", "before_last", "passed", "again"]
 
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
 PAUSE_STEP = 1 / 16  # part of a pause just seen that goes, by its logarithm, into the typical one; at first more
+LEAST_BITS, MOST_BITS = (
+    7,
+    17,
+)  # sizes of what was added, by powers of two: smaller and larger ones count with these
+PRIOR = 6.0  # boundaries of a size that must be seen for their own share to weigh as much as that of all sizes
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
 
 
@@ -34,12 +44,15 @@ class Returns:
         self._pauses = 0
         self._asked: dict[str, float] = {"new": 1, "going_on": 3, "repeated": 3, "again": 2}
         self._seen: dict[str, float] = {"new": 2, "going_on": 4, "repeated": 4, "again": 4}
-        self._asked |= {"inner": 0.5, "head": 1, "before_last": 0.5, "passed": 0.02}
-        self._seen |= {"inner": 10, "head": 4, "before_last": 8, "passed": 10}
+        self._asked |= {"inner": 0.5, "cut": 0.3, "head": 1, "before_last": 0.5, "passed": 0.02}
+        self._seen |= {"inner": 10, "cut": 10, "head": 4, "before_last": 8, "passed": 10}
+        self._by_size: dict[tuple[str, int], _Count] = {}
 
-    def share(self, standing: Standing) -> float:
-        """The part of boundaries of that standing that are asked for again."""
-        return min(1.0, self._asked[standing] / self._seen[standing])
+    def share(self, standing: Standing, added: int | None = None) -> float:
+        """The part of boundaries of that standing that are asked for again; where known, of what added as much."""
+        share = min(1.0, self._asked[standing] / self._seen[standing])
+        count = None if added is None else self._by_size.get((standing, _size(added)))
+        return share if count is None else min(1.0, (count.asked + PRIOR * share) / (count.seen + PRIOR))
 
     def paused(self, seconds: float) -> None:
         """A conversation has gone on after this time."""
@@ -50,8 +63,12 @@ class Returns:
     def ask(self, node: Node, now: float) -> None:
         """A request asks for this boundary."""
         node.returned_at = now
+        if node.left_at is not None and not node.children and node.kind != "head":
+            self.paused(now - node.left_at)
         if node.standing:
             self._asked[node.standing] += 1
+            if node.added is not None:
+                self._by_size[node.standing, _size(node.added)].asked += 1
         node.standing = ""
         node.asks += 1
         node.revisited |= bool(node.children) or node.inner
@@ -65,13 +82,46 @@ class Returns:
             if self._seen[now] > MEMORY:
                 self._seen[now] /= 2
                 self._asked[now] /= 2
+            if node.added is not None:
+                self._by_size.setdefault((now, _size(node.added)), _Count()).see()
+
+
+class _Count:
+    """Of one standing and size: how many were seen and asked for."""
+
+    __slots__ = ("asked", "seen")
+
+    def __init__(self) -> None:
+        self.asked = self.seen = 0.0
+
+    def see(self) -> None:
+        self.seen += 1
+        if self.seen > MEMORY:
+            self.seen /= 2
+            self.asked /= 2
+
+
+def _size(added: int) -> int:
+    return min(max(added.bit_length(), LEAST_BITS), MOST_BITS)
+
+
+def added(chain: Sequence[Node], boundaries: Sequence[Boundary], *, absorbed: bool = False) -> int | None:
+    """How many tokens a request has beyond what earlier ones had, of which `chain` are the nodes of its prompt.
+
+    None where that is not known. What is `absorbed` was added by nobody: it counts as its prompt did.
+    """
+    known = next((node for node in reversed(chain) if node.asks or node.standing), None)
+    if absorbed:
+        return known.added if known else None
+    return boundaries[-1].end - (known.end if known else 0)
 
 
 def standing(node: Node, *, goes_on: bool = False) -> Standing:
     """What has become of a boundary. `goes_on`: a conversation is about to go on from it.
 
     The last of its conversation: `new`, `going_on` where it has come back before, `repeated` where this very prompt
-    has. Others: where nobody has asked for it `head`, `before_last` where only one message follows, or `inner`;
+    has. Others: where nobody has asked for it `head`, `cut` inside a message, `before_last` where only one message
+    follows, or `inner`;
     `passed` where the conversation goes on from it, `again` where more than that one request has asked for it.
     """
     if not (node.children or node.inner or goes_on):
@@ -84,6 +134,8 @@ def standing(node: Node, *, goes_on: bool = False) -> Standing:
         return "passed"
     if node.kind == "head":
         return "head"
+    if node.kind == "interior":
+        return "cut"
     return "before_last" if node.before_last else "inner"
 
 

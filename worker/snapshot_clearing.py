@@ -254,7 +254,7 @@ class Clearing:
             goes_on = snapshot.slot == source
             interior = goes_on or node.snapshots_below > unproven_below[node]
             is_now = standing(node, goes_on=goes_on)
-            share = store.returns.share(is_now)
+            share = store.returns.share(is_now, node.added)
             if snapshot.slot in named:
                 # It will come back, says its client, who is believed within bounds.
                 share = max(share, store.returns.share("going_on"))
@@ -275,7 +275,7 @@ class Clearing:
                     last_used=node.last_used,
                     blocks=snapshot.blocks,
                     fixed=snapshot.slot in protect or store.stays(snapshot),
-                    end_share=store.returns.share(standing(end)) if end else 0.0,
+                    end_share=store.returns.share(standing(end), end.added) if end else 0.0,
                     end_idle_seconds=now - end.used_at if end else 0.0,
                 )
             )

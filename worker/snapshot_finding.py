@@ -113,9 +113,7 @@ class Finding:
         store.pool.share(snapshot.blocks)
         if asked:
             snapshot.node.hits += 1
-            now = store.clock()
-            store.returns.paused(now - snapshot.node.asked_at)
-            snapshot.node.asked_at = now
+            snapshot.node.asked_at = now = store.clock()
             store.index.touch(snapshot.node, now)
         if store.states is not None and snapshot.state is not None:
             store.states.share([snapshot.state])

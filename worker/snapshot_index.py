@@ -37,6 +37,7 @@ class Node:
 
     __slots__ = (
         "absent_reason",
+        "added",
         "asked_at",
         "asks",
         "before_last",
@@ -50,6 +51,7 @@ class Node:
         "inner",
         "kind",
         "last_used",
+        "left_at",
         "messages",
         "parent",
         "parts",
@@ -81,6 +83,8 @@ class Node:
         self.absent_reason: AbsentReason = "not_kept"
         self.snapshots_below = 0  # nodes with a slot in the subtree, this one not counted
         self.hits = 0
+        self.added: int | None = None  # tokens that the request which left it had beyond what was known, if known
+        self.left_at: float | None = None  # a prompt, or its answer, last ended here
         self.asks = 0  # requests whose deepest known boundary this was, with a snapshot or without
         self.revisited = False  # a request asked for it that did not go on like one before
         self.before_last = False  # the last request that had it had one message more, and it is no head
@@ -203,24 +207,32 @@ class SnapshotIndex:
         return next((node for node in below if node.digest == digest and node is not root), None)
 
     def extend(
-        self, tenant: str, data: bytes, boundaries: Sequence[Boundary], chain: Sequence[Node], now: float
+        self,
+        tenant: str,
+        data: bytes,
+        boundaries: Sequence[Boundary],
+        chain: Sequence[Node],
+        now: float,
+        added: int | None = None,
     ) -> Node | None:
         """Add ghosts for the boundaries after `chain`, mark all as used, and return the last one.
 
+        `added`: tokens that the request has beyond what was known before.
         `chain` is what `walk` found for the same request, without a clash. None if there is no boundary.
         Raises `ValueError` for boundaries that do not rise within `data`.
         """
         start = chain[-1].end if chain else 0
-        added = boundaries[len(chain) :]
-        for boundary in added:
+        fresh = boundaries[len(chain) :]
+        for boundary in fresh:
             if not start < boundary.end <= len(data) // ID_BYTES:
                 raise ValueError(f"boundary {boundary.end} does not rise within {len(data) // ID_BYTES} tokens")
             start = boundary.end
-        if not added and not chain:
+        if not fresh and not chain:
             return None
         node = chain[-1] if chain else self._roots.setdefault(tenant, Node(tenant, None, b"", None))
-        for boundary in added:
+        for boundary in fresh:
             node = self._add(node, boundary, data[node.end * ID_BYTES : boundary.end * ID_BYTES])
+            node.added = added
         self.touch(node, now)
         if node.is_ghost and not node.children:
             self._queue(node)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from protocol.messages import Boundary
 from worker.eviction import recompute_cost
 from worker.placement import worth_keeping
-from worker.returns import Standing, has_come_back, standing
+from worker.returns import Standing, added, has_come_back, standing
 from worker.slots import Reservation
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_index import Node
@@ -69,7 +69,11 @@ class Keeping:
         done = [boundary for boundary in boundaries if boundary.end <= computed_to]
         chain, clash = store.index.walk(tenant, data, done)
         if clash is None:
-            node = store.index.extend(tenant, data, done, chain, store.clock())
+            now = store.clock()
+            size = added(chain, done, absorbed=absorbed) if done else None
+            node = store.index.extend(tenant, data, done, chain, now, size)
+            if node is not None:
+                node.left_at = now
             before_last = boundaries[-2].end if len(boundaries) > 1 else 0
             while node is not None and node.parent is not None:
                 if not absorbed:
@@ -244,7 +248,8 @@ class Keeping:
             if store.states is not None and reservation.state is not None:
                 store.states.release([reservation.state])
             return None
-        node = store.index.extend(tenant, data, path, chain, store.clock())
+        size = added(chain, boundaries, absorbed=absorbed)
+        node = store.index.extend(tenant, data, path, chain, store.clock(), size)
         assert node is not None
         node.inner = boundary != boundaries[-1]
         store.publish(reservation, node, slot, kept)
@@ -317,9 +322,12 @@ class Keeping:
             is_now = "going_on" if has_come_back(chain) else "new"
         elif path[-1].kind == "head":
             is_now = "head"
+        elif path[-1].kind == "interior":
+            is_now = "cut"
         else:
             is_now = "before_last" if len(path) == len(boundaries) - 1 else "inner"
-        reservation.share = self._store.returns.share(is_now)
+        size = reservation.node.added if reservation.node else added(chain, boundaries)
+        reservation.share = self._store.returns.share(is_now, size)
         start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
         if begins and newest:
             start = 0  # what its request has left inside the prompt may go for it

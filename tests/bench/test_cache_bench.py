@@ -43,6 +43,17 @@ def test_block_traces_have_boundaries_where_prompts_end_and_part(tmp_path):
     assert not set(first.token_ids[1024:]) & set(second.token_ids)
 
 
+def test_long_stretches_are_cut_as_long_messages_are(tmp_path):
+    first, second = mooncake(tmp_path, (0, 20_000, list(range(40))), (1, 20_500, list(range(41))))
+    assert [(boundary.end, boundary.kind) for boundary in second.boundaries] == [
+        (8192, "interior"),
+        (16_384, "interior"),
+        (19_968, "message"),
+        (20_480, "message"),
+    ]
+    assert first.boundaries == second.boundaries[:3]
+
+
 def test_sessions_share_tools_and_system_and_what_forks_have_in_common(tmp_path):
     def session(name, *requests):
         rows = [{"t": at, "in": 64 * count + 5, "out": 9, "hash_runs": [[1, count]]} for at, count in requests]

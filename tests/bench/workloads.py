@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.boundaries import INTERIOR_TOKENS
 from protocol.digest import chain_digests, root_digest
 from protocol.messages import Boundary, BoundaryKind
 
@@ -66,7 +67,7 @@ def load(path: Path, users: int) -> list[Turn]:
     - Mooncake traces have arrivals of their own, and `users` does not apply. Where messages end is not known: a
       boundary is the end of each prompt, down to full blocks (the hash of the last partial block is no name for the
       tokens that later extend it), and each place where two prompts of the trace part, as a message ended
-      in the 512 tokens after it.
+      in the 512 tokens after it. Here and below, stretches of more than 8192 tokens are cut as long messages are.
     - Claude Code sessions and conversations: each of `users` plays one session after the other. Sessions have a
       boundary after tools and system, and where any prompt of the file ended; messages inside a turn are not known.
     - Conversations have a boundary after tools and system together and after every message. Words of up to six
@@ -261,11 +262,22 @@ def _strings(item: Any) -> Iterator[str]:
 def _boundaries(ids: Ids, kinds: Sequence[tuple[int, BoundaryKind]]) -> tuple[Boundary, ...]:
     data = array("i")
     data.frombytes(ids.tobytes())
-    digests = chain_digests(_ROOT, data, [end for end, _ in kinds])
+    cuts = list(_with_interior(kinds))
+    digests = chain_digests(_ROOT, data, [end for end, _ in cuts])
     return tuple(
         Boundary(end, digest, kind, messages)
-        for messages, ((end, kind), digest) in enumerate(zip(kinds, digests, strict=True), 1)
+        for messages, ((end, kind), digest) in enumerate(zip(cuts, digests, strict=True), 1)
     )
+
+
+def _with_interior(kinds: Sequence[tuple[int, BoundaryKind]]) -> Iterator[tuple[int, BoundaryKind]]:
+    """As the gateway has them: where boundaries are further apart there are cuts, counted from the first one on."""
+    start = 0
+    for end, kind in kinds:
+        for cut in range(start + INTERIOR_TOKENS, end, INTERIOR_TOKENS):
+            yield cut, "interior"
+        yield end, kind
+        start = end
 
 
 def _prefix_keys(ids: NDArray[Any]) -> Keys:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, recompute_cost, value_of
+from worker.eviction import SURPLUS, Candidate, choose_for_blocks, choose_for_slot, recompute_cost, value_of
 from worker.returns import PAUSE_SECONDS
 
 
@@ -217,6 +217,15 @@ def test_a_small_need_is_met_by_small_snapshots():
     assert choose_for_blocks(everything, 2, blocks_of(*everything)) == [1, 2]
 
 
+def test_what_comes_free_beyond_a_need_counts_where_others_will_soon_need_it():
+    """Each block of the long one is worth less, and only a small part of a large memory is more than is needed now."""
+    long = candidate(0, idle_seconds=400, blocks=range(1, 7))
+    short = candidate(1, idle_seconds=500, blocks=(7, 8))
+    large = blocks_of(long, short)
+    assert choose_for_blocks([long, short], 2, large) == [0]
+    assert choose_for_blocks([long, short], 2, large[:9]) == [1]
+
+
 def test_an_interior_snapshot_computed_apart_gives_its_own_blocks():
     """Two clients sent the same prompt at once: what is in use shares no memory with what it extends."""
     head = candidate(0, end=8, blocks=(1, 2), interior=True)
@@ -257,8 +266,9 @@ def test_what_goes_for_blocks_is_what_loses_least_each_time(data):
     needed = data.draw(st.integers(1, sum(sizes)))
     refcounts = blocks_of(*candidates)
     expected, left, short = [], list(candidates), needed
+    of_use = max(needed, len(refcounts) // SURPLUS)
     while short > 0:
-        losses = {c: value_of(c, PAUSE_SECONDS) / min(len(c.blocks), short) for c in left}
+        losses = {c: value_of(c, PAUSE_SECONDS) / min(len(c.blocks), of_use) for c in left}
         going = min(left, key=lambda c: (losses[c], c.last_used))
         left.remove(going)
         expected.append(going.slot)

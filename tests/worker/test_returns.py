@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from snapshot_rig import Engine, chat, one_shot, prompt, words
 
-from worker.returns import MEMORY, Returns, standing
+from worker.returns import MEMORY, PAUSE_SECONDS, Returns, standing
 
 
 def standings(engine: Engine) -> dict[int, str]:
@@ -48,6 +48,42 @@ def test_shares_follow_the_traffic():
     assert growing.store.returns.share("going_on") > 0.9
     assert single.store.returns.share("new") < 0.1
     assert growing.store.returns.share("passed") < 0.01
+
+
+def test_what_adds_much_may_come_back_more_rarely_than_what_adds_little():
+    engine = Engine(8)
+    for who in range(20):
+        engine.play(prompt(words(2 * who, 2000), head=False))
+        for turn in (1, 2, 3):
+            engine.play(chat(turn, head=words(1000 + who, 30), who=5000 + 20 * who))
+    share = engine.store.returns.share
+    assert share("new", 2000) < 0.2 < share("new") < 0.7 < share("new", 20)
+    assert share("going_on", 2000) == share("going_on"), "none has been seen yet"
+
+
+def test_an_absorbed_answer_counts_by_what_its_prompt_added():
+    engine = Engine(8)
+    engine.play(asked := prompt(words(1, 900), head=False))
+    answered = prompt(words(1, 900), words(2, 5), head=False)
+    engine.keeping.note("", answered.ids, answered.boundaries, 905, absorbed=True)
+    engine.play(prompt(words(1, 900), words(2, 5), words(3, 30), head=False))
+    (root,) = engine.store.index.roots
+    assert {node.end: node.added for node in root.subtree() if node is not root} == {900: 900, 905: 900, 935: 30}
+    assert len(asked.boundaries) == 1
+
+
+def test_pauses_are_those_of_conversations_and_not_of_the_head_that_they_share():
+    engine = Engine(8)
+    for who in range(20):
+        engine.clock.now += 1
+        engine.play(chat(1, who=10 * who))
+    before = engine.store.returns.pause
+    engine.clock.now += 100
+    engine.clearing.flush()
+    for who in range(20):
+        engine.play(chat(2, who=10 * who))
+    assert before == PAUSE_SECONDS
+    assert 90 < engine.store.returns.pause < 150, "also where it was evicted meanwhile"
 
 
 def test_what_traffic_was_like_before_fades():

@@ -85,7 +85,7 @@ def test_what_is_begun_anew_again_and_again_is_weighed_with_what_it_leads_to():
     (slot,) = engine.slots_at(16)
     engine.store.remove([slot], "slots")
     (left,) = engine.clearing._candidates(())
-    assert (left.end, left.end_share) == (12, returns.share("repeated"))
+    assert (left.end, left.end_share) == (12, returns.share("repeated", 4))
 
 
 def test_what_others_restore_from_makes_no_room_for_what_was_built_on_it():
