@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from protocol.messages import Absorb, Boundary, Generate, Sampling
 from worker.commits import Commits
 from worker.metrics import WorkerMetrics
+from worker.retention import Retention
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
 from worker.sequences import Request, pass_end
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PASS_ROWS = 32  # a request that comes meanwhile waits for one such pass at most
+STALE_PAUSES = 8  # what nobody has used for so many pauses of a conversation may go for a verification
 MOST_JOBS = 64  # of either kind; the oldest absorption is forgotten, further verifications are skipped
 _NOBODY = b""
 
@@ -61,7 +63,9 @@ class Background:
         state_chunk: int = 1,
     ) -> None:
         self.verified = self.mismatched = self.skipped = 0
+        self._store = store
         self._pool = store.pool
+        self._retention = Retention(store)
         self._finding = Finding(store)
         self._clearing = Clearing(store)
         self._memory = memory
@@ -150,15 +154,23 @@ class Background:
         self._drop()
 
     def _own(self, request: Request, end: int) -> Copies | None:
-        """As `SequenceMemory.own`. A verification is worth no snapshot: it runs in memory that is free, or not at
-        all, whatever requests have taken since it began.
+        """As `SequenceMemory.own`. A verification has made room when it began: of what requests have taken since then
+        it takes nothing back.
         """
-        if self._verifying is not None and not self._are_free(self._pool.blocks_for(end) - len(request.blocks)):
+        missing = self._pool.blocks_for(end) - len(request.blocks)
+        if self._verifying is not None and missing > self._pool.free_count:
             return None
         return self._memory.own(request.blocks, request.computed, end)
 
-    def _are_free(self, blocks: int) -> bool:
-        return blocks <= self._pool.free_count
+    def _has_room(self, job: Verification) -> bool:
+        """A verification is worth no snapshot that anybody may still want: it runs in memory that is free, or is held
+        by what has not been used for long. In time a pool is full of that.
+        """
+        store = self._store
+        since = store.clock() - STALE_PAUSES * store.returns.pause
+        stay = self._retention.held() | {s.slot for s in store.slots.snapshots() if s.node.used_at > since}
+        blocks = self._pool.blocks_for(len(job.message.token_ids))
+        return self._states.room(1, stay) and self._clearing.make_room(blocks, stay)
 
     def _start(self) -> Request | None:
         """Absorptions first: their conversation goes on any moment."""
@@ -169,7 +181,7 @@ class Background:
                 return request
         while self._verifications:
             job = self._verifications.popleft()
-            if not self._are_free(self._pool.blocks_for(len(job.message.token_ids))) or not self._states.has_free:
+            if not self._has_room(job):
                 self._count_verification("skipped")
                 continue
             self._verifying = job

@@ -36,11 +36,6 @@ class SequenceStates:
         """How many sequences can be on the device; None where no entries are needed."""
         return self._pool.total_count if self._pool else None
 
-    @property
-    def has_free(self) -> bool:
-        """Whether one more sequence has an entry without anything going for it."""
-        return self._pool is None or self._pool.free_count > 0
-
     def room(self, count: int, protect: Collection[int] = frozenset()) -> bool:
         """Whether so many entries are free, or could be made free without the snapshots in `protect`."""
         if self._pool is None:

@@ -13,7 +13,7 @@ from snapshot_rig import Prompt, prompt
 from toy_model import VOCAB, answer, one_hot
 
 from protocol.messages import Absorb, Command, Completed
-from worker.background import PASS_ROWS
+from worker.background import PASS_ROWS, STALE_PAUSES
 from worker.engine import _IDLE_SECONDS, _PAUSE_SECONDS
 from worker.io import FromGateway, FromOperator
 
@@ -250,6 +250,19 @@ def test_a_verification_without_free_blocks_is_skipped_and_evicts_nothing():
     rig.rest()
     assert rig.scheduler.background.skipped == 1
     assert rig.kept() == kept
+
+
+def test_a_verification_takes_the_place_of_what_nobody_has_used_for_long():
+    """Or none would run any more once the pool is full."""
+    rig = Rig(blocks=24, verify_hits=1.0)
+    rig.serve(chat(8, size=36))
+    rig.clock.now += STALE_PAUSES * rig.store.returns.pause + 1
+    rig.serve(chat(1, size=22))
+    rig.serve(chat(1, 2, size=22))
+    assert rig.kept() == [22, 36, 44]
+    rig.rest()
+    assert (rig.scheduler.background.verified, rig.scheduler.background.skipped) == (1, 0)
+    assert rig.kept() == [22, 44], "what was used just now stays"
 
 
 def test_a_verification_evicts_nothing_for_what_a_request_has_taken_meanwhile():
