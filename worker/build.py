@@ -170,7 +170,18 @@ def build(
         tiers=tiers,
     )
     watch = StepWatch(sockets.time.awake, sockets.time.starved, _ROW_KEYS * config.hidden_size)
-    engine = Engine(sockets, scheduler, store, runner, control, metrics, tiers=tiers, watch=watch, outbox=outbox)
+    engine = Engine(
+        sockets,
+        scheduler,
+        store,
+        runner,
+        control,
+        metrics,
+        tiers=tiers,
+        watch=watch,
+        outbox=outbox,
+        check_each=settings.check_invariants,
+    )
     loading("warming up")
     engine.warm_up()
     log.info("built in %.1f s", time.monotonic() - started)

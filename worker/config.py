@@ -48,6 +48,9 @@ class WorkerSettings(ProcessSettings):
     verify_hits: float = Field(
         0.0, ge=0, le=1, description="share of hits to compute again in idle time and compare bit for bit"
     )
+    check_invariants: bool = Field(
+        False, description="check the slot table, index and pools after every step too, not only at rest; slow"
+    )
     threads: CountOrAuto = Field(None, description="CPU threads of the model; auto: one a physical core")
 
     @field_validator("max_model_len")

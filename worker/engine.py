@@ -63,7 +63,10 @@ class Engine:
         tiers: Tiers | None = None,
         watch: StepWatch | None = None,
         outbox: Outbox | None = None,
+        *,
+        check_each: bool = False,
     ) -> None:
+        """`check_each`: the accounts are checked after every step too, not only at rest."""
         self._sockets = sockets
         self._outbox = outbox or Outbox(sockets.send)
         self._scheduler = scheduler
@@ -79,6 +82,7 @@ class Engine:
         self._tiers = tiers
         self._copying = tiers is not None  # there may be something to copy between tiers now
         self._stopping = False
+        self._check_each = check_each
         self._checked = False  # the accounts, since anything last happened
 
     @property
@@ -139,6 +143,8 @@ class Engine:
         step = started or self._scheduler.next_step()
         if step is not None:
             self._carry_out(step)
+            if self._check_each:
+                self._store.check_invariants()
             self._copying = self._tiers is not None
         if not idle:
             self._busy = self._clock()

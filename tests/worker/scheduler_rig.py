@@ -79,6 +79,7 @@ class Rig:
         entries: int = 0,
         tiers: Callable[[Rig], Tiers] | None = None,
         holds: bool = False,
+        check_each: bool = False,
     ) -> None:
         """`entries` of recurrent state; 0 for a model that has none. `tiers` are made when there is a store.
 
@@ -138,6 +139,7 @@ class Rig:
             self.clock,
             self.tiers,
             outbox=outbox,
+            check_each=check_each,
         )
         self._ids = 0
         self.asked: dict[str, Generate] = {}

@@ -14,6 +14,7 @@ from toy_model import VOCAB
 from protocol.messages import Accepted, Cancel, Completed, Failed, Finished, Message, Progress, Tokens
 from worker import engine as engine_module
 from worker.engine import EngineFault
+from worker.invariants import InvariantViolation
 from worker.io import FromGateway, SocketsFailed
 
 
@@ -218,6 +219,21 @@ def test_idle_time_finds_blocks_that_nobody_accounts_for(monkeypatch):
     rig.engine.turn(wait=False)
     with pytest.raises(Exception, match="invariant 10"):
         rig.engine.turn(wait=True)
+
+
+@pytest.mark.parametrize("check_each", [True, False])
+def test_a_wrong_account_is_found_after_a_step_where_each_is_checked(check_each):
+    rig = Rig(check_each=check_each)
+    rig.serve(one(1, 20))
+    rig.generate(one(2, 60))
+    rig.engine.turn(wait=False)
+    rig.store.held_count += 1
+    if check_each:
+        with pytest.raises(InvariantViolation, match="invariant 10"):
+            rig.engine.turn(wait=False)
+    else:
+        rig.engine.turn(wait=False)
+        assert rig.engine.running_count == 1
 
 
 def test_control_is_answered_between_the_passes_of_a_prefill():
