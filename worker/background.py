@@ -20,6 +20,7 @@ from protocol.messages import Absorb, Boundary, Generate, Sampling
 from worker.commits import Commits
 from worker.metrics import WorkerMetrics
 from worker.retention import Retention
+from worker.returns import PAUSE_SECONDS
 from worker.sequence_memory import SequenceMemory
 from worker.sequence_states import SequenceStates
 from worker.sequences import Request, pass_end
@@ -164,13 +165,15 @@ class Background:
 
     def _has_room(self, job: Verification) -> bool:
         """A verification is worth no snapshot that anybody may still want: it runs in memory that is free, or is held
-        by what has not been used for long. In time a pool is full of that.
+        by what has not been used for long. In time a pool is full of that. However fast others go on, a session that
+        rests for minutes stays.
         """
         store = self._store
-        since = store.clock() - STALE_PAUSES * store.returns.pause
+        since = store.clock() - max(STALE_PAUSES * store.returns.pause, PAUSE_SECONDS)
         stay = self._retention.held() | {s.slot for s in store.slots.snapshots() if s.node.used_at > since}
         blocks = self._pool.blocks_for(len(job.message.token_ids))
-        return self._states.room(1, stay) and self._clearing.make_room(blocks, stay)
+        # In this order: what goes for its blocks leaves a recurrent state, and where it cannot nothing has gone.
+        return self._clearing.make_room(blocks, stay) and self._states.room(1, stay)
 
     def _start(self) -> Request | None:
         """Absorptions first: their conversation goes on any moment."""

@@ -16,10 +16,9 @@ from worker.returns import PAUSE_SECONDS
 
 SURPLUS = 16  # what comes free beyond a need is of use up to one in so many blocks: others will need it soon
 SMALL_PART = 1 / 8  # a new conversation that saves less than this part of what it would push out is not kept
-QUADRATIC_TOKENS = (
-    131072  # where attention over the prefix costs as much as the rest of a token: 30k where all layers
-)
-# attend (an 8B shape, measured), three times as much and more where they recur, and those are short of slots first
+# Where attention over the prefix costs as much as the rest of a token: 30k where all layers attend (an 8B shape,
+# measured), three times as much and more where they recur, and those are short of slots first.
+QUADRATIC_TOKENS = 131072
 
 
 class Candidate(NamedTuple):
@@ -181,7 +180,9 @@ def _asks(share: float, idle_seconds: float, pause: float) -> float:
     """
     late = _late(idle_seconds, pause)
     still = share * late
-    return late * still / (still + 1.0 - share)
+    if not still:  # idle for ever: not used since the start
+        return 0.0
+    return late * still / (still + (1.0 - share))
 
 
 def _cost(candidate: Candidate) -> float:

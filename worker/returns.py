@@ -25,10 +25,7 @@ Standing = Literal["new", "going_on", "repeated", "inner", "cut", "head", "befor
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
 PAUSE_STEP = 1 / 16  # part of a pause just seen that goes, by its logarithm, into the typical one; at first more
-LEAST_BITS, MOST_BITS = (
-    7,
-    17,
-)  # sizes of what was added, by powers of two: smaller and larger ones count with these
+LEAST_BITS, MOST_BITS = 7, 17  # sizes of what was added, by powers of two: smaller and larger count with these
 PRIOR = 6.0  # boundaries of a size that must be seen for their own share to weigh as much as that of all sizes
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
 
@@ -121,8 +118,8 @@ def standing(node: Node, *, goes_on: bool = False) -> Standing:
 
     The last of its conversation: `new`, `going_on` where it has come back before, `repeated` where this very prompt
     has. Others: where nobody has asked for it `head`, `cut` inside a message, `before_last` where only one message
-    follows, or `inner`;
-    `passed` where the conversation goes on from it, `again` where more than that one request has asked for it.
+    follows, or `inner`; `passed` where the conversation goes on from it, `again` where more than that one request
+    has asked for it.
     """
     if not (node.children or node.inner or goes_on):
         if node.asks:

@@ -16,6 +16,7 @@ from protocol.messages import Absorb, Command, Completed
 from worker.background import PASS_ROWS, STALE_PAUSES
 from worker.engine import _IDLE_SECONDS, _PAUSE_SECONDS
 from worker.io import FromGateway, FromOperator
+from worker.returns import PAUSE_SECONDS
 
 
 def chat(*messages: int, size: int = 20) -> Prompt:
@@ -263,6 +264,34 @@ def test_a_verification_takes_the_place_of_what_nobody_has_used_for_long():
     rig.rest()
     assert (rig.scheduler.background.verified, rig.scheduler.background.skipped) == (1, 0)
     assert rig.kept() == [22, 44], "what was used just now stays"
+
+
+def test_a_verification_leaves_what_rests_for_minutes_however_fast_others_go_on():
+    rig = Rig(blocks=24, verify_hits=1.0)
+    for _ in range(20):
+        rig.store.returns.paused(1)
+    rig.serve(chat(8, size=36))
+    rig.clock.now += PAUSE_SECONDS / 2
+    rig.serve(chat(1, size=22))
+    rig.serve(chat(1, 2, size=22))
+    assert STALE_PAUSES * rig.store.returns.pause < PAUSE_SECONDS / 2
+    rig.rest()
+    assert (rig.scheduler.background.verified, rig.scheduler.background.skipped) == (0, 1)
+    assert rig.kept() == [22, 36, 44]
+
+
+def test_a_verification_that_cannot_have_its_blocks_takes_no_state_either():
+    rig = Rig(blocks=38, entries=4, verify_hits=1.0)
+    rig.serve(chat(8, size=4))
+    rig.clock.now += STALE_PAUSES * rig.store.returns.pause + 1
+    rig.serve(chat(1, size=36))
+    rig.serve(chat(1, 2, size=36))
+    ended_early = rig.generate(chat(9, 10, size=8))
+    rig.turns(1)
+    rig.cancel(ended_early)  # it leaves its own state, the last one
+    rig.rest()
+    assert rig.scheduler.background.skipped == 1
+    assert rig.kept() == [4, 8, 36, 72]
 
 
 def test_a_verification_evicts_nothing_for_what_a_request_has_taken_meanwhile():

@@ -63,6 +63,12 @@ def test_what_is_asked_for_for_certain_never_loses_all_its_worth():
     assert choose_for_slot([certain, candidate(1, share=0.0)]) == 1
 
 
+def test_what_was_never_used_since_the_start_is_worth_nothing_however_certain():
+    ever = candidate(0, share=1.0, idle_seconds=float("inf"))
+    assert value_of(ever, PAUSE_SECONDS) == 0.0
+    assert value_of(ever._replace(idle_seconds=1e30), PAUSE_SECONDS) > 0.0
+
+
 def test_what_comes_back_more_often_stays():
     rarely, often = candidate(0, share=0.1), candidate(1, end=90, share=0.9)
     assert choose_for_slot([rarely, often]) == 0
