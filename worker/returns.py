@@ -57,10 +57,13 @@ class Returns:
         step = max(PAUSE_STEP, 1 / (self._pauses + 1))  # the made up one counts as one
         self.pause *= (max(seconds, SHORTEST_PAUSE) / self.pause) ** step
 
-    def ask(self, node: Node, now: float) -> None:
-        """A request asks for this boundary."""
+    def ask(self, node: Node, now: float, *, goes_on: bool = True) -> None:
+        """A request asks for this boundary. `goes_on`: it adds to what was there, and is not the same prompt again.
+
+        Those come in bursts, of retries or of many clients, and say nothing of how long a conversation rests.
+        """
         node.returned_at = now
-        if node.left_at is not None and not node.children and node.kind != "head":
+        if goes_on and node.left_at is not None and not node.children and node.kind != "head":
             self.paused(now - node.left_at)
         if node.standing:
             self._asked[node.standing] += 1

@@ -45,7 +45,8 @@ class Keeping:
         chain = self._store.index.walk(tenant, token_ids.tobytes(), boundaries).chain
         asked = [node for node in chain if node.end < len(token_ids)]
         if asked:
-            self._store.returns.ask(asked[-1], self._store.clock())
+            goes_on = len(chain) < len(boundaries)
+            self._store.returns.ask(asked[-1], self._store.clock(), goes_on=goes_on)
         rewritten = self._store.returns.share("before_last") > REWRITTEN_SHARE
         return worth_keeping(boundaries, len(token_ids), depth, chain, before_last=rewritten)
 

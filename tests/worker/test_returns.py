@@ -86,6 +86,14 @@ def test_pauses_are_those_of_conversations_and_not_of_the_head_that_they_share()
     assert 90 < engine.store.returns.pause < 150, "also where it was evicted meanwhile"
 
 
+def test_a_burst_of_one_prompt_is_no_pause_of_conversations():
+    engine = Engine(8)
+    for _ in range(20):
+        engine.play(one_shot(1))
+    assert engine.store.returns.pause == PAUSE_SECONDS
+    assert engine.store.returns.share("repeated") > 0.8, "it is asked for all the same"
+
+
 def test_what_traffic_was_like_before_fades():
     engine = Engine(2)
     for who in range(MEMORY + 50):
