@@ -26,7 +26,7 @@ PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses h
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
 PAUSE_STEP = 1 / 16  # part of a pause just seen that goes, by its logarithm, into the typical one; at first more
 LEAST_BITS, MOST_BITS = 7, 17  # sizes of what was added, by powers of two: smaller and larger count with these
-PRIOR = 6.0  # boundaries of a size that must be seen for their own share to weigh as much as that of all sizes
+PRIOR = 2.0  # requests for a size that must be expected for its own share to weigh as much as that of all sizes
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
 
 
@@ -49,7 +49,10 @@ class Returns:
         """The part of boundaries of that standing that are asked for again; where known, of what added as much."""
         share = min(1.0, self._asked[standing] / self._seen[standing])
         count = None if added is None else self._by_size.get((standing, _size(added)))
-        return share if count is None else min(1.0, (count.asked + PRIOR * share) / (count.seen + PRIOR))
+        if count is None:
+            return share
+        # How often this size was asked for beside what its standing lets expect: of what is seldom seen little is said.
+        return min(1.0, share * (count.asked + PRIOR) / (count.seen * share + PRIOR))
 
     def paused(self, seconds: float) -> None:
         """A conversation has gone on after this time."""

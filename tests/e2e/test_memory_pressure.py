@@ -62,7 +62,7 @@ def test_eviction_keeps_to_the_budget(tight: Served, reference: Reference):
     latest = tight.client.chat(conversations[29])
     assert latest.outcome[0] == "hit"
     assert latest.text == answers[29].text
-    outcome, depth, reason = tight.client.chat(conversations[0]).outcome
+    outcome, depth, reason = tight.client.chat(conversations[1]).outcome
     assert outcome != "hit"
     assert depth < 100, "at most what all share is left"
     assert reason == "evicted"
