@@ -166,12 +166,14 @@ class Background:
     def _has_room(self, job: Verification) -> bool:
         """A verification is worth no snapshot that anybody may still want: it runs in memory that is free, or is held
         by what has not been used for long. In time a pool is full of that. However fast others go on, a session that
-        rests for minutes stays.
+        rests for minutes stays, and so does what is to be verified.
         """
-        store = self._store
+        store, message = self._store, job.message
         since = store.clock() - max(STALE_PAUSES * store.returns.pause, PAUSE_SECONDS)
         stay = self._retention.held() | {s.slot for s in store.slots.snapshots() if s.node.used_at > since}
-        blocks = self._pool.blocks_for(len(job.message.token_ids))
+        own = store.index.walk(message.tenant, message.token_ids.tobytes(), job.boundaries).chain
+        stay |= {node.slot for node in own if node.slot is not None}
+        blocks = self._pool.blocks_for(len(message.token_ids))
         # In this order: what goes for its blocks leaves a recurrent state, and where it cannot nothing has gone.
         return self._clearing.make_room(blocks, stay) and self._states.room(1, stay)
 

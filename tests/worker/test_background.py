@@ -280,6 +280,19 @@ def test_a_verification_leaves_what_rests_for_minutes_however_fast_others_go_on(
     assert rig.kept() == [22, 36, 44]
 
 
+def test_a_verification_that_had_to_wait_for_long_leaves_what_it_is_about():
+    rig = Rig(blocks=17, verify_hits=1.0)
+    rig.serve(chat(1, size=22))
+    rig.generate(chat(1, 2, size=22))
+    rig.turn_until(lambda: rig.scheduler.background.pending_verifications)
+    assert not rig.scheduler.is_idle
+    assert rig.kept() == [22, 44]
+    rig.clock.now += STALE_PAUSES * rig.store.returns.pause + 1
+    rig.rest()
+    assert rig.scheduler.background.skipped == 1
+    assert 22 in rig.kept()
+
+
 def test_a_verification_that_cannot_have_its_blocks_takes_no_state_either():
     rig = Rig(blocks=38, entries=4, verify_hits=1.0)
     rig.serve(chat(8, size=4))
