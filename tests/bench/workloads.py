@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.boundaries import INTERIOR_TOKENS
+from gateway.boundaries import Cut, with_interior
 from protocol.digest import chain_digests, root_digest
 from protocol.messages import Boundary, BoundaryKind
 
@@ -262,22 +262,11 @@ def _strings(item: Any) -> Iterator[str]:
 def _boundaries(ids: Ids, kinds: Sequence[tuple[int, BoundaryKind]]) -> tuple[Boundary, ...]:
     data = array("i")
     data.frombytes(ids.tobytes())
-    cuts = list(_with_interior(kinds))
-    digests = chain_digests(_ROOT, data, [end for end, _ in cuts])
+    cuts = with_interior([Cut(end, kind, messages) for messages, (end, kind) in enumerate(kinds, 1)])
+    digests = chain_digests(_ROOT, data, [cut.end for cut in cuts])
     return tuple(
-        Boundary(end, digest, kind, messages)
-        for messages, ((end, kind), digest) in enumerate(zip(cuts, digests, strict=True), 1)
+        Boundary(cut.end, digest, cut.kind, cut.messages) for cut, digest in zip(cuts, digests, strict=True)
     )
-
-
-def _with_interior(kinds: Sequence[tuple[int, BoundaryKind]]) -> Iterator[tuple[int, BoundaryKind]]:
-    """As the gateway has them: where boundaries are further apart there are cuts, counted from the first one on."""
-    start = 0
-    for end, kind in kinds:
-        for cut in range(start + INTERIOR_TOKENS, end, INTERIOR_TOKENS):
-            yield cut, "interior"
-        yield end, kind
-        start = end
 
 
 def _prefix_keys(ids: NDArray[Any]) -> Keys:
