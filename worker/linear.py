@@ -35,7 +35,7 @@ class Linear:
         weight = weight.to(device=device, dtype=dtype)
         self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
         self.weight_bytes = weight.numel() * weight.element_size()
-        self._packed = repack and device.type == "cpu" and torch._C._has_mkldnn
+        self._packed = repack and device.type == "cpu" and _packs(dtype)
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
         self._weight = weight
@@ -76,6 +76,14 @@ class Linear:
             return y
         y = self._unary(x, "none")
         return y + other if then == "add" else y * other
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether the library has products of repacked weights for this processor: of bfloat16 not for every one."""
+    if not torch._C._has_mkldnn:
+        return False
+    is_supported: bool = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return is_supported
 
 
 if torch._C._has_mkldnn:

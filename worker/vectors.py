@@ -93,7 +93,15 @@ class Vectors:
         return b.or_(b.lshr(rounded(low), half), upper)
 
     def dot(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """total + x[0] * y[0] + x[1] * y[1] for the pairs of bfloat16 in each lane."""
+        """total + x[0] * y[0] + x[1] * y[1] for the pairs of bfloat16 in each lane.
+
+        In other bits where the processor has no instruction for it: both forms of a kernel are compiled everywhere.
+        """
+        if not HAS_PAIRS:
+            half, upper = ir.Constant(INTS, [16] * WIDTH), ir.Constant(INTS, [-0x10000] * WIDTH)
+            low = [self.b.bitcast(self.b.shl(pairs, half), FLOATS) for pairs in (x, y)]
+            high = [self.b.bitcast(self.b.and_(pairs, upper), FLOATS) for pairs in (x, y)]
+            return self.call("fma", *high, self.call("fma", *low, total))
         kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
         return self.b.call(ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v"), [total, x, y])
 
