@@ -216,14 +216,18 @@ def _device(name: str) -> torch.device:
 
 
 def _stored_as(name: str, path: Path, device: torch.device) -> str:
-    """How weights are held, with `auto` decided: on a CPU packed if that is what the file holds, else in float32."""
+    """How weights are held, with `auto` decided: on a CPU packed if that is what the file holds, else in float32.
+
+    Without products of our own for packed weights float32 takes less memory, and keeps the values of the file, which
+    the scales of torch's packed product round.
+    """
     if name == "int4" and device.type != "cpu":
         raise SettingsError("dtype: int4 runs on a CPU only")
     if name != "auto":
         return name
     if device.type != "cpu":
         return "bfloat16"
-    return "int4" if stored_in_four_bits(path) else "float32"
+    return "int4" if HAS_PAIRS and stored_in_four_bits(path) else "float32"
 
 
 def _product_dtype(stored_as: str) -> torch.dtype:

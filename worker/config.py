@@ -15,8 +15,8 @@ class WorkerSettings(ProcessSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "int4"] = Field(
         "auto",
-        description="how weights are held; int4: packed, in groups of 32; auto: on a CPU int4 for files of Q4_1, else "
-        "float32; on a GPU bfloat16",
+        description="how weights are held; int4: packed, in groups of 32; auto: on a CPU int4 for files of Q4_1 "
+        "where the processor multiplies bfloat16, else float32; on a GPU bfloat16",
     )
     max_model_len: CountOrAuto = Field(None, description="longest prompt plus answer in tokens; auto: the model's")
     kv_memory: SizeOrAuto = Field(

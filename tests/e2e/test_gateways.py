@@ -82,8 +82,10 @@ def other_end(stream: Stream) -> str:
     """The inode of the server's socket."""
     near, far = stream._connection.sock.getsockname()[1], stream._connection.sock.getpeername()[1]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    # Other connections may have our port number at one end, too, each towards another server.
-    [inode] = [row[9] for row in rows if row[1].endswith(f":{far:04X}") and row[2].endswith(f":{near:04X}")]
+    # Other connections may have our port number at one end, too, each towards another server. The list is not read at
+    # one moment: a row may come twice, and an ended connection (its inode is 0) may have had the same two numbers.
+    ends = (f":{far:04X}", f":{near:04X}")
+    [inode] = {row[9] for row in rows if (row[1][-5:], row[2][-5:]) == ends} - {"0"}
     return inode
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from exact_rig import Worker
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, LLAMA3_ROPE, make_tiny, save_tiny, write_gguf
@@ -17,6 +18,7 @@ from torch import Tensor
 from protocol.errors import SettingsError
 from protocol.model_path import EMBEDDED_MODEL, resolve_model
 from worker.model_config import ModelError, load_config
+from worker.vectors import HAS_PAIRS
 from worker.weights import iter_weights, stored_in_four_bits, weight_names
 
 
@@ -118,6 +120,8 @@ def test_only_a_file_of_q4_1_matrices_is_held_packed_unasked(tmp_path: Path, kin
     model = make_tiny("llama", hidden_size=96, intermediate_size=160, head_dim=32)
     write_gguf(tmp_path / "model.gguf", model, encode=encode)
     assert stored_in_four_bits(tmp_path / "model.gguf") is kept
+    held = Worker(tmp_path / "model.gguf", dtype="auto", kv_memory="16MiB").model.dtype
+    assert held == ("int4" if kept and HAS_PAIRS else "float32")
     write_gguf(tmp_path / "plain.gguf", model)
     assert not stored_in_four_bits(tmp_path / "plain.gguf")
     save_tiny(tmp_path / "directory", "llama")
