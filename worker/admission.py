@@ -267,8 +267,8 @@ class Admission:
 
     def _restore(self, request: Request, slot: int, found: Lookup) -> Restored | None:
         """What was found, if it is still there and what the prompt begins with: a lookup is not taken at its word."""
-        at = [b for b in request.message.boundaries if b.end == found.depth < request.total]
-        return self._finding.begin_restore(slot, found.generation, boundary=at[0]) if at else None
+        ids = request.message.token_ids
+        return self._finding.begin_restore(slot, found.generation, token_ids=ids, tokens=found.depth)
 
 
 def _lost(found: Lookup, reason: Reason) -> Lookup:

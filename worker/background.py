@@ -42,10 +42,16 @@ _NOBODY = b""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verification:
-    """A hit to compute again: the logits of its first token, restored at the end of `boundaries`."""
+    """A hit to compute again: the logits of its first token, restored `depth` tokens deep from a slot.
+
+    `boundaries` are those that are not deeper.
+    """
 
     message: Generate
     boundaries: tuple[Boundary, ...]
+    depth: int
+    slot: int
+    generation: int
     logits: Tensor
 
 
@@ -121,7 +127,11 @@ class Background:
             self._count_verification("skipped")
             return
         restored = tuple(b for b in request.message.boundaries if b.end <= request.depth)
-        self._verifications.append(Verification(request.message, restored, logits.clone()))
+        self._verifications.append(
+            Verification(
+                request.message, restored, request.depth, request.slot, request.generation, logits.clone()
+            )
+        )
 
     def give_way(self) -> bool:
         """A request needs room: the running job's blocks go. False if it holds none."""
@@ -212,8 +222,10 @@ class Background:
             return None
         state = None
         if found.slot is not None:
-            (boundary,) = (b for b in job.boundaries if b.end == found.depth)
-            restored = self._finding.begin_restore(found.slot, found.generation, boundary=boundary, asked=False)
+            ids = message.token_ids + array("i", [0])  # one more, as above
+            restored = self._finding.begin_restore(
+                found.slot, found.generation, token_ids=ids, tokens=found.depth, asked=False
+            )
             if restored is not None:
                 self._finding.end_restore(found.slot)
                 request.blocks, request.depth, state, request.exact = restored
@@ -257,12 +269,14 @@ class Background:
             "request=%s: the hit at depth %d (digest %s) differs from a cold run: its logits have digest %s, those of "
             "the cold run %s; it and what was built on it go",
             job.message.request_id,
-            job.boundaries[-1].end,
-            job.boundaries[-1].digest.hex(),
+            job.depth,
+            job.boundaries[-1].digest.hex() if job.boundaries else "none",
             _digest(job.logits),
             _digest(logits),
         )
-        self._clearing.distrust(job.message.tenant, job.message.token_ids, job.boundaries)
+        message = job.message
+        begun = job.boundaries or message.boundaries[:1]
+        self._clearing.distrust(message.tenant, message.token_ids, begun, (job.slot, job.generation))
 
     def _count_verification(self, result: str) -> None:
         setattr(self, result, getattr(self, result) + 1)

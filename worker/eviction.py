@@ -87,12 +87,15 @@ def choose_for_blocks(
     refcounts: Sequence[int],
     *,
     pause: float = PAUSE_SECONDS,
+    divisible: bool = False,
 ) -> list[int] | None:
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
 
-    Absorbed answers that were never hit go first, then leaves before what they extend, cheapest first per block that
-    comes free and is of use: see `SURPLUS`. Only blocks that nobody else holds come free.
+    Absorbed answers that were never hit go first, then leaves and what holds a last block of its own before what they
+    extend, cheapest first per block that comes free and is of use: see `SURPLUS`. `divisible`: of the last one only
+    the end goes, so that any block costs what its own tokens do. Only blocks that nobody else holds come free.
     """
+    parents = {candidate.slot: candidate.parent for candidate in candidates}
     left: dict[int | None, Candidate] = {candidate.slot: candidate for candidate in candidates}
     extended = dict.fromkeys(left, 0)
     for candidate in candidates:
@@ -108,20 +111,31 @@ def choose_for_blocks(
     def bound(candidate: Candidate) -> float:
         above = left.get(candidate.parent)
         own = len(candidate.blocks) - (max(len(above.blocks) - 1, 0) if above else 0)
-        return _loss(candidate, min(max(own, 1), most), asks[candidate.slot])
+        return loss(candidate, min(max(own, 1), most))
 
-    order = [_place(c, extended[c.slot], bound(c)) for c in candidates if not c.fixed]
-    heapify(order)
+    def loss(candidate: Candidate, own: int) -> float:
+        """For each of the blocks that come free and are of use."""
+        each = 1 + candidate.end / QUADRATIC_TOKENS if divisible else _cost(candidate) / max(own, 1)
+        return each * asks[candidate.slot]
+
+    def is_needed(candidate: Candidate) -> bool:
+        """By others that extend it, all of it. Whoever goes on from it has copied a last block that is half full."""
+        return extended[candidate.slot] > 0 and not _tail_blocks(candidate.blocks, refcounts, released, 1)
+
     released: dict[int, int] = {}
+    order = [_place(c, is_needed(c), bound(c)) for c in candidates if not c.fixed]
+    heapify(order)
     chosen: list[Candidate] = []
     while blocks_needed > 0 and order:
         place = heappop(order)
         victim = left.get(place.slot)
         if victim is None:
             continue
-        loss = _loss(victim, _tail_blocks(victim.blocks, refcounts, released, most), asks[victim.slot])
-        if loss > place.loss:
-            heappush(order, place._replace(loss=loss))
+        now = _place(
+            victim, is_needed(victim), loss(victim, _tail_blocks(victim.blocks, refcounts, released, most))
+        )
+        if now > place:
+            heappush(order, now)
             continue
         del left[victim.slot]
         chosen.append(victim)
@@ -129,12 +143,15 @@ def choose_for_blocks(
             released[block] = released.get(block, 0) + 1
             if released[block] == refcounts[block]:
                 blocks_needed -= 1
-        parent = left.get(victim.parent)
+        above = parents[victim.slot]
+        while above is not None and above not in left:
+            above = parents.get(above)
+        parent = left.get(above)
         if parent is not None:
             asks[parent.slot] += asks[victim.slot]  # who asks for the one that goes starts from the other
-            extended[parent.slot] -= 1
+            extended[parent.slot] += extended[victim.slot] - 1
             if not extended[parent.slot] and not parent.fixed and blocks_needed > 0:
-                heappush(order, _place(parent, 0, bound(parent)))
+                heappush(order, _place(parent, False, bound(parent)))
     if blocks_needed > 0:
         return None
     freed = {block for block, count in released.items() if count == refcounts[block]}
@@ -144,15 +161,15 @@ def choose_for_blocks(
 class _Place(NamedTuple):
     """Where a candidate stands in the order of going."""
 
-    extended: bool
+    is_needed: bool
     proven: bool
     loss: float
     last_used: int
     slot: int
 
 
-def _place(candidate: Candidate, extended: int, loss: float) -> _Place:
-    return _Place(extended > 0, not candidate.unproven, loss, candidate.last_used, candidate.slot)
+def _place(candidate: Candidate, is_needed: bool, loss: float) -> _Place:
+    return _Place(is_needed, not candidate.unproven, loss, candidate.last_used, candidate.slot)
 
 
 def was_passed(candidate: Candidate) -> bool:
@@ -192,11 +209,6 @@ def _cost(candidate: Candidate) -> float:
 def _late(idle_seconds: float, pause: float) -> float:
     """The part of what is asked for again that is so after a longer time than it has been idle by now."""
     return pause / (pause + idle_seconds)
-
-
-def _loss(candidate: Candidate, own: int, asks: float) -> float:
-    """What is lost for each of the blocks that come free and are of use; without bound where there are none."""
-    return _cost(candidate) * asks / own if own else float("inf")
 
 
 def _tail_blocks(blocks: Sequence[int], refcounts: Sequence[int], released: dict[int, int], most: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.messages import Boundary, Outcome, Reason
-from worker.snapshot_index import Common, Node
+from worker.snapshot_index import Common, Node, Part
 
 MIN_COMMON_TOKENS = 16  # what any two prompts of one template may share
 
@@ -34,7 +34,7 @@ def explain(
     boundaries: Sequence[Boundary],
     total_tokens: int,
     chain: Sequence[Node],
-    found: Node | None,
+    found: Part | None,
     refused: int,
     common: Common,
     refusal: Reason = "stale",
@@ -43,8 +43,9 @@ def explain(
 
     `refused` is the deepest boundary that was found and then refused, for the reason `refusal`; 0 if there was none.
     """
-    depth = found.end if found else 0
+    depth = found.tokens if found else 0
     limit = total_tokens - 1  # at least one token must be computed
+    begun = max((node.end for node in chain if node.end <= depth), default=0)  # depth itself, but inside a message
     lost = [node for node in chain if depth < node.end <= limit]
     reason: Reason
     if refused > depth and (not lost or refused >= lost[-1].end):
@@ -53,7 +54,7 @@ def explain(
         reason = lost[-1].absent_reason
     elif chain and chain[-1].end > depth:
         reason = "longer_than_prompt"
-    elif found:
+    elif chain and found:
         reason = "none"
     elif not boundaries:
         reason = "no_boundary"
@@ -61,13 +62,13 @@ def explain(
         reason = "cold"
     else:
         reason = "longer_than_prompt" if common.stored_longer else "diverged"
-    if reason == "diverged" or (common.differs and common.tokens >= depth + MIN_COMMON_TOKENS):
+    if reason == "diverged" or (common.differs and common.tokens >= begun + MIN_COMMON_TOKENS):
         diverged: int | None = common.tokens
     else:
         diverged = None
     return Lookup(
-        slot=found.slot if found else None,
-        generation=found.generation if found else 0,
+        slot=found.node.slot if found else None,
+        generation=found.node.generation if found else 0,
         depth=depth,
         outcome=("hit" if reason == "none" else "partial") if found else "miss",
         reason=reason,

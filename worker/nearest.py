@@ -11,22 +11,31 @@ if TYPE_CHECKING:
 
 ID_BYTES = 4
 BY_IDS = attrgetter("ids")
+MOST_PASSED_OVER = 64
 
 
-def nearest_child(node: Node, data: bytes, at: int) -> tuple[Node, int] | None:
+def nearest_child(node: Node, data: bytes, at: int, *, stored: bool = False) -> tuple[Node, int] | None:
     """The child that shares most bytes with `data` from `at` on, and how many, in whole ids.
 
-    In order of ids the closest ones stand beside the place where the rest of the prompt would go.
+    In order of ids the closest ones stand beside the place where the rest of the prompt would go. `stored`: only
+    those that snapshots are kept of are looked at, and not many others passed over on the way to them.
     """
     if not node.children:
         return None
     if len(node.children) == 1:
-        near = list(node.children.values())
+        near = [child for child in node.children.values() if not stored or child.has_snapshots]
     else:
         if node.by_ids is None:
             node.by_ids = sorted(node.children.values(), key=BY_IDS)
         place = bisect_left(node.by_ids, data[at:], key=BY_IDS)
-        near = node.by_ids[max(place - 1, 0) : place + 1]
+        span = MOST_PASSED_OVER if stored else 1
+        before, after = reversed(node.by_ids[max(place - span, 0) : place]), node.by_ids[place : place + span]
+        sides = (
+            next((child for child in side if not stored or child.has_snapshots), None) for side in (before, after)
+        )
+        near = [child for child in sides if child is not None]
+    if not near:
+        return None
     same, child = max(((_common_bytes(data, at, child.ids), child) for child in near), key=lambda pair: pair[0])
     return child, same
 

@@ -39,7 +39,7 @@ def worth_keeping(
     within = [node for node in chain if depth < node.end < total_tokens]
     branches = [node.end for node in within if node is within[-1] or node.is_branch]
     ends.update(branches[-MAX_BRANCHES:])
-    kept = {node.end for node in chain if node.slot is not None}
+    kept = {node.end for node in chain if node.slot is not None and node.is_whole}
     return [boundary for boundary in ahead if boundary.end in ends and boundary.end not in kept]
 
 

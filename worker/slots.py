@@ -19,6 +19,7 @@ from typing import Literal
 from worker.snapshot_index import Node
 
 EvictionCause = Literal["slots", "blocks", "states", "operator", "flush", "stale", "oom"]
+LeavingCause = EvictionCause | Literal["replaced"]  # by one that holds all that it held: nothing is lost
 
 
 class SlotState(StrEnum):
@@ -38,6 +39,8 @@ class IllegalTransition(Exception):
 class Snapshot:
     """What a slot holds: references to the KV blocks of the first `tokens` tokens of one boundary.
 
+    That are all of its tokens, or where states are divisible and room was short some, in whole blocks.
+
     `state` is its entry of recurrent state, of exactly that position; None for models that do not recur.
     `leaving` is set once the index no longer names it: it goes when its last reader is done.
     """
@@ -50,7 +53,7 @@ class Snapshot:
     absorbed: bool  # an answer, kept in idle time in case the client sends it back
     state: int | None = None
     exact: bool = True  # False where any of it was computed with other numerics
-    leaving: EvictionCause | None = None
+    leaving: LeavingCause | None = None
     session: str = ""  # hints of clients: see `worker.retention`
     hold_seconds: float = 0.0  # of the client's mark
 

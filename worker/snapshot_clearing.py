@@ -47,27 +47,38 @@ class Clearing:
 
     def _victims(self, protect: Collection[int], short: int) -> list[int] | None:
         store = self._store
-        return choose_for_blocks(self._candidates(protect), short, store.pool.refcounts, pause=store.returns.pause)
+        return choose_for_blocks(
+            self._candidates(protect),
+            short,
+            store.pool.refcounts,
+            pause=store.returns.pause,
+            divisible=store.divisible,
+        )
 
     def _shorten(self, snapshot: Snapshot, blocks_short: int) -> bool:
-        """Where states are divisible, let only the end of a snapshot go: what lies before a known boundary stays.
+        """Where states are divisible, let only the end of a snapshot go.
 
-        False, and nothing done, where no boundary above frees enough and has no snapshot yet.
+        False, and nothing done, where nothing would be left that no other has.
         """
         store = self._store
-        if not store.divisible:
+        if not store.divisible or snapshot.node.snapshots_below:
             return False
         kept = len(snapshot.blocks)
         while kept and blocks_short > 0:
             kept -= 1
             blocks_short -= store.pool.refcount(snapshot.blocks[kept]) == 1
+        tokens = min(kept * store.pool.block_tokens, snapshot.tokens)
+        node = snapshot.node
         for above in snapshot.node.ancestors():
-            if above.slot is not None:
+            if above.slot is not None and store.pool.blocks_for(above.end) >= kept:
                 return False
-            if store.pool.blocks_for(above.end) <= kept:
-                store.shorten(snapshot, above)
-                return True
-        return False
+            if above.slot is not None or above.end < tokens:
+                break
+            node = above
+        if not kept:
+            return False
+        store.shorten(snapshot, node, tokens)
+        return True
 
     def give_up(self, block: int) -> bool:
         """Evict the snapshots that share a block with its one other holder, which then need not copy it.
@@ -144,20 +155,31 @@ class Clearing:
             pause=self._store.returns.pause,
         )
 
-    def distrust(self, tenant: str, token_ids: array[int], boundaries: Sequence[Boundary]) -> None:
+    def distrust(
+        self,
+        tenant: str,
+        token_ids: array[int],
+        boundaries: Sequence[Boundary],
+        source: tuple[int, int] | None = None,
+    ) -> None:
         """A hit at the last of `boundaries` was proved wrong, or led to a fault: its snapshot goes, and all that was
         built on it.
+
+        `source`: the slot that it was restored from and its generation then. Inside a message, that is another's.
         """
         store = self._store
+        wrong: dict[Node, None] = {}
         chain, _ = store.index.walk(tenant, token_ids.tobytes(), boundaries)
-        if len(chain) < len(boundaries):
-            return
-        wrong = list(chain[-1].subtree())
+        if chain and len(chain) == len(boundaries):
+            wrong |= dict.fromkeys(chain[-1].subtree())
+        restored = store.snapshot_in(source[0]) if source else None
+        if restored is not None and not restored.leaving and source == (restored.slot, restored.node.generation):
+            wrong |= dict.fromkeys(restored.node.subtree())
         for node in wrong:
             if node.slot is not None:
                 store.drop_stale(node, "verify")
         if store.tiers is not None:
-            store.tiers.forget(wrong, "stale")
+            store.tiers.forget(list(wrong), "stale")
         store.index.trim()
 
     def drop_all(self, cause: EvictionCause) -> None:
@@ -266,7 +288,7 @@ class Clearing:
                     slot=snapshot.slot,
                     parent=above.slot if above else None,
                     start=above.end if above else 0,
-                    end=node.end,
+                    end=snapshot.tokens,
                     interior=interior,
                     passed=goes_on or is_now == "passed",
                     share=share,

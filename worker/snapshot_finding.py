@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from protocol.messages import Boundary, Reason
 from worker.lookup import Lookup, explain
+from worker.nearest import ID_BYTES
 from worker.slots import SlotState
-from worker.snapshot_index import NOTHING_COMMON
+from worker.snapshot_index import NOTHING_COMMON, Node, Part
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
+
+INSIDE_TOKENS = 64  # worth starting inside a message for; all prompts of one template share some tokens
 
 
 class Restored(NamedTuple):
@@ -63,7 +66,7 @@ class Finding:
                 store.drop_clash(clash)
         found = None
         for node in reversed(chain):
-            if node.end >= len(token_ids):
+            if (node.stored or node.end) >= len(token_ids):
                 continue
             if node.slot is None and (peek or not self._keeping.cut_out(node)):
                 continue
@@ -74,25 +77,53 @@ class Finding:
             refused = max(refused, node.end)
             if not peek:
                 store.drop_stale(node, fault)
+        part = Part(found, found.stored) if found else None
+        if store.divisible and not apart:
+            part = self._inside(tenant, data, chain, part, drop=not peek)
+        depth = part.tokens if part else 0
         common = NOTHING_COMMON if apart else store.index.common_prefix(tenant, data, chain)
         refusal: Reason = "stale"
         if store.tiers is not None:
-            elsewhere = store.tiers.refused(tenant, token_ids, boundaries, max(refused, found.end if found else 0))
+            elsewhere = store.tiers.refused(tenant, token_ids, boundaries, max(refused, depth))
             refused, refusal = elsewhere or (refused, refusal)
-        result = explain(boundaries, len(token_ids), chain, found, refused, common, refusal)
+        result = explain(boundaries, len(token_ids), chain, part, refused, common, refusal)
         if not peek:
             if chain:
                 store.index.touch(chain[-1], store.clock())
             store.index.trim()
         return result
 
+    def _inside(
+        self, tenant: str, data: bytes, chain: Sequence[Node], found: Part | None, *, drop: bool
+    ) -> Part | None:
+        """What holds clearly more of the prompt than `found` does, to a place inside a message; or else `found`."""
+        store = self._store
+        most = store.index.most_stored(tenant, data, chain)
+        if most is None:
+            return found
+        tokens = min(most.tokens, len(data) // ID_BYTES - 1)  # at least one token must be computed
+        if tokens < (found.tokens if found else 0) + INSIDE_TOKENS:
+            return found
+        fault = store.fault(most.node)
+        if fault is None:
+            return Part(most.node, tokens)
+        if drop:
+            store.drop_stale(most.node, fault)
+        return found
+
     def begin_restore(
-        self, slot: int, generation: int, *, boundary: Boundary | None = None, asked: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        token_ids: array[int] | None = None,
+        tokens: int | None = None,
+        asked: bool = True,
     ) -> Restored | None:
         """Take references for a sequence and pin the slot until `end_restore`.
 
-        `boundary`: the prompt's own that was looked up; without it the slot's word is taken. `asked` counts it as a
-        hit; work of our own is none.
+        `token_ids`: the prompt that was looked up; without it the slot's word is taken. `tokens`: how many of its
+        first ones; without it all that the slot holds. `asked` counts it as a hit; work of our own is none.
 
         None, and nothing taken, where the slot does not hold what was looked up: start from cleared state.
         """
@@ -107,17 +138,24 @@ class Finding:
         if fault is not None:
             store.drop_stale(snapshot.node, fault)
             return None
-        if boundary is not None and (snapshot.tokens, snapshot.node.digest) != (boundary.end, boundary.digest):
+        tokens = snapshot.tokens if tokens is None else tokens
+        if tokens > snapshot.tokens or (tokens < snapshot.tokens and not store.divisible):
             return None
+        if token_ids is not None and not (
+            tokens < len(token_ids) and snapshot.node.spells(token_ids.tobytes(), tokens)
+        ):
+            return None
+        blocks = snapshot.blocks[: store.pool.blocks_for(tokens)]
         store.slots.acquire(slot)
-        store.pool.share(snapshot.blocks)
+        store.pool.share(blocks)
         if asked:
             snapshot.node.hits += 1
-            snapshot.node.asked_at = now = store.clock()
-            store.index.touch(snapshot.node, now)
+            if tokens == snapshot.tokens:  # or the prompt went another way, and what lies beyond was not used
+                snapshot.node.asked_at = now = store.clock()
+                store.index.touch(snapshot.node, now)
         if store.states is not None and snapshot.state is not None:
             store.states.share([snapshot.state])
-        return Restored(list(snapshot.blocks), snapshot.tokens, snapshot.state, snapshot.exact)
+        return Restored(list(blocks), tokens, snapshot.state, snapshot.exact)
 
     def end_restore(self, slot: int) -> None:
         """The sequence has what it needs. Its references stay its own."""

@@ -62,6 +62,7 @@ class Node:
         "slot",
         "snapshots_below",
         "standing",
+        "stored",
         "tenant",
         "used_at",
     )
@@ -78,6 +79,7 @@ class Node:
         self.by_ids: list[Node] | None = None  # children in order of ids, once somebody asked
         self.slot: int | None = None
         self.generation = 0
+        self.stored = 0  # tokens that the slot holds: less than `end` where the snapshot was cut; 0 without one
         self.parts: dict[PartKey, object] = {}  # in slower tiers, as `worker.tiers` has them
         self.pinned = False  # to be kept in all the places that have it; see `SnapshotIndex.pin`
         self.absent_reason: AbsentReason = "not_kept"
@@ -104,6 +106,11 @@ class Node:
     @property
     def is_branch(self) -> bool:
         return len(self.children) > 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its slot holds the state at the boundary itself, and not only a part of what leads there."""
+        return self.stored == self.end
 
     @property
     def is_ghost(self) -> bool:
@@ -136,6 +143,22 @@ class Node:
         """The nearest ancestor that has a slot."""
         return next((node for node in self.ancestors() if node.slot is not None), None)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether it has a slot, or anything that extends it."""
+        return self.slot is not None or self.snapshots_below > 0
+
+    def spells(self, data: bytes, tokens: int) -> bool:
+        """Whether a prompt begins with the first `tokens` tokens of what leads here."""
+        if tokens > self.end or tokens * ID_BYTES > len(data):
+            return False
+        for node in (self, *self.ancestors()):
+            start = node.end * ID_BYTES - len(node.ids)
+            own = min(tokens * ID_BYTES - start, len(node.ids))
+            if own > 0 and not data.startswith(node.ids[:own], start):
+                return False
+        return True
+
 
 class Walk(NamedTuple):
     """The nodes of a request's first boundaries, and the node that has the next one's digest but not its ids."""
@@ -156,6 +179,13 @@ class Common(NamedTuple):
 
 
 NOTHING_COMMON = Common(0, False, False)
+
+
+class Part(NamedTuple):
+    """A node that has a slot, and how many of a prompt's first tokens that holds."""
+
+    node: Node
+    tokens: int
 
 
 class SnapshotIndex:
@@ -300,11 +330,11 @@ class SnapshotIndex:
             above.used_at = now
             above = above.parent
 
-    def attach(self, node: Node, slot: int, generation: int) -> None:
-        """A snapshot of this boundary was published."""
+    def attach(self, node: Node, slot: int, generation: int, stored: int) -> None:
+        """A snapshot of this boundary was published, or of the first `stored` tokens before it."""
         assert node.slot is None
         self._count_ghost(node, -1)
-        node.slot, node.generation, node.asked_at = slot, generation, node.used_at
+        node.slot, node.generation, node.asked_at, node.stored = slot, generation, node.used_at, stored
         if not node.asks:
             node.returned_at = node.used_at
         for above in node.ancestors():
@@ -313,7 +343,7 @@ class SnapshotIndex:
     def detach(self, node: Node, reason: AbsentReason) -> None:
         """Its snapshot is gone, or no longer to be found: the node stays as a ghost."""
         assert node.slot is not None
-        node.slot, node.absent_reason = None, reason
+        node.slot, node.stored, node.absent_reason = None, 0, reason
         self._count_ghost(node, 1)
         for above in node.ancestors():
             above.snapshots_below -= 1
@@ -350,6 +380,29 @@ class SnapshotIndex:
                 return Common(at // ID_BYTES, not ended, ended)
             node = child
         return Common(at // ID_BYTES, False, False)
+
+    def most_stored(self, tenant: str, data: bytes, chain: Sequence[Node]) -> Part | None:
+        """The snapshot that holds most of a prompt beyond the end of `chain`, whether that ends at a boundary or not.
+
+        None where that is no more than `chain` itself.
+        """
+        node = chain[-1] if chain else self._roots.get(tenant)
+        if node is None:
+            return None
+        begun, at, most = node.end, node.end * ID_BYTES, None
+        while (nearest := nearest_child(node, data, at, stored=True)) is not None:
+            node, same = nearest
+            at += same
+            shared = at // ID_BYTES
+            holder = node
+            while holder.slot is None:
+                holder = next(child for child in holder.children.values() if child.has_snapshots)
+            tokens = min(shared, holder.stored)
+            if tokens > (most.tokens if most else begun):
+                most = Part(holder, tokens)
+            if same < len(node.ids):
+                break
+        return most
 
     def _add(self, parent: Node, boundary: Boundary, ids: bytes) -> Node:
         node = Node(parent.tenant, boundary, ids, parent)

@@ -142,7 +142,7 @@ class Keeping:
         store = self._store
         path = [known for known in boundaries if known.end <= boundary.end]
         chain, clash = store.index.walk(tenant, token_ids[: boundary.end].tobytes(), path)
-        exists = clash is None and len(chain) == len(path) and chain[-1].slot is not None
+        exists = clash is None and len(chain) == len(path) and chain[-1].slot is not None and chain[-1].is_whole
         if exists and store.fault(chain[-1]) is None:
             store.aborts["duplicate"] += 1
             return None
@@ -232,7 +232,7 @@ class Keeping:
         if clash is not None and not store.drop_clash(clash):
             self.abort(reservation, "collision")
             return None
-        if len(chain) == len(path) and chain[-1].slot is not None:
+        if len(chain) == len(path) and chain[-1].slot is not None and chain[-1].is_whole:
             fault = store.fault(chain[-1])
             if fault is None:
                 self.abort(reservation, "duplicate")
@@ -329,7 +329,7 @@ class Keeping:
             is_now = "before_last" if len(path) == len(boundaries) - 1 else "inner"
         size = reservation.node.added if reservation.node else added(chain, boundaries)
         reservation.share = self._store.returns.share(is_now, size)
-        start = max((node.end for node in chain if node.slot is not None and node.end < end), default=0)
+        start = max((node.stored for node in chain if node.stored < end), default=0)
         if begins and newest:
             start = 0  # what its request has left inside the prompt may go for it
         reservation.newcomer = recompute_cost(start, end)

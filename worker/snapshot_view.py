@@ -111,7 +111,7 @@ def _tree_node(store: SnapshotStore, node: Node, parent: Node | None, level: int
         level=level,
         digest=node.digest.hex()[:DIGEST_HEX],
         kind=node.kind,
-        tokens=node.end,
+        tokens=node.end if node.slot is None else node.stored,
         messages=node.messages,
         hits=node.hits,
         pinned=node.pinned,

@@ -19,14 +19,14 @@ from worker.block_pool import BlockPool
 from worker.events import EventLog
 from worker.invariants import check_invariants, check_states
 from worker.returns import Returns
-from worker.slots import EvictionCause, Reservation, SlotState, SlotTable, Snapshot
+from worker.slots import EvictionCause, LeavingCause, Reservation, SlotState, SlotTable, Snapshot
 from worker.snapshot_index import AbsentReason, Node, SnapshotIndex
 
 GHOST_BYTES = 64 << 20
 
 AbortCause = Literal["length", "duplicate", "collision", "no_slot", "no_state", "not_worth", "cancelled", "failed"]
 StaleCause = Literal["tokens", "generation", "length", "fingerprint", "checksum", "verify"]
-_ABSENT: dict[EvictionCause, AbsentReason] = {"flush": "flushed", "stale": "stale"}
+_ABSENT: dict[LeavingCause, AbsentReason] = {"flush": "flushed", "stale": "stale"}
 
 
 class UnknownSlot(KeyError):
@@ -136,7 +136,7 @@ class SnapshotStore:
         snapshot = row.snapshot
         if snapshot is None or snapshot.node is not node or row.generation != node.generation:
             return "generation"
-        if snapshot.tokens != node.end or len(snapshot.blocks) != self.pool.blocks_for(node.end):
+        if snapshot.tokens != node.stored or len(snapshot.blocks) != self.pool.blocks_for(node.stored):
             return "length"
         return None
 
@@ -171,8 +171,17 @@ class SnapshotStore:
 
     # Coming and going
 
-    def publish(self, reservation: Reservation, node: Node, slot: int, blocks: tuple[int, ...]) -> None:
-        """Hand references that were taken over to a new snapshot in a slot that was begun."""
+    def publish(
+        self, reservation: Reservation, node: Node, slot: int, blocks: tuple[int, ...], tokens: int | None = None
+    ) -> None:
+        """Hand references that were taken over to a new snapshot in a slot that was begun.
+
+        `tokens`: of these only, which end between the boundary before and this one.
+        """
+        tokens = node.end if tokens is None else tokens
+        for part in (node, *node.ancestors()):
+            if part.slot is not None and not part.is_whole:
+                self.retire(self.known(part.slot), "replaced")  # all that it holds is in the new one
         held, fresh = self.held, 0
         for block in blocks:
             count = held[block]
@@ -185,23 +194,26 @@ class SnapshotStore:
                 slot,
                 node,
                 blocks,
-                node.end,
+                tokens,
                 self.clock(),
                 reservation.absorbed,
                 reservation.state,
                 reservation.exact,
             )
         )
-        self.index.attach(node, slot, self.slots[slot].generation)
+        self.index.attach(node, slot, self.slots[slot].generation, tokens)
         self.reservations.remove(reservation)
         self.commits += 1
-        self.events.add("commit", slot=slot, digest=node.digest, tokens=node.end)
-        if self.tiers is not None:
+        self.events.add("commit", slot=slot, digest=node.digest, tokens=tokens)
+        if self.tiers is not None and node.is_whole:
             self.tiers.kept(node)
 
-    def shorten(self, snapshot: Snapshot, node: Node) -> None:
-        """Put a snapshot of a boundary on the way to this one in its place. It must be idle, and divisible."""
-        kept = snapshot.blocks[: self.pool.blocks_for(node.end)]
+    def shorten(self, snapshot: Snapshot, node: Node, tokens: int) -> None:
+        """Put a snapshot of its first `tokens` tokens in its place. It must be idle, and divisible.
+
+        `node` is the first boundary on the way to its own that is not before these.
+        """
+        kept = snapshot.blocks[: self.pool.blocks_for(tokens)]
         self.pool.share(kept)
         self.retire(snapshot, "blocks")
         slot = self.slots.reserve()
@@ -209,7 +221,8 @@ class SnapshotStore:
         reservation = Reservation(slot, frozenset(), exact=snapshot.exact)
         self.reservations.add(reservation)
         self.slots.begin_write(slot)
-        self.publish(reservation, node, slot, kept)
+        self.publish(reservation, node, slot, kept, tokens)
+        node.absent_reason = "evicted"  # where that is not all of it
         shorter = self.known(slot)
         shorter.session, shorter.hold_seconds = snapshot.session, snapshot.hold_seconds
 
@@ -247,7 +260,7 @@ class SnapshotStore:
             self.retire(self.known(slot), cause)
         return self._free_bytes - before
 
-    def retire(self, snapshot: Snapshot, cause: EvictionCause) -> None:
+    def retire(self, snapshot: Snapshot, cause: LeavingCause) -> None:
         """Take it out of the index, and out of its slot once nobody restores from it."""
         self.index.detach(snapshot.node, _ABSENT.get(cause, "evicted"))
         snapshot.leaving = cause
@@ -266,6 +279,8 @@ class SnapshotStore:
         if self.states is not None and snapshot.state is not None:
             self.states.release([snapshot.state])
         self.slots.finish_evict(snapshot.slot)
+        if snapshot.leaving == "replaced":
+            return
         self.evictions[snapshot.leaving] += 1
         node = snapshot.node
         tiers = self.tiers.where(node) if self.tiers is not None and self.tiers.can_restore(node) else []

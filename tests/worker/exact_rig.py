@@ -18,6 +18,7 @@ from worker.config import WorkerSettings
 from worker.io import FromGateway
 from worker.own_time import OwnTime
 from worker.snapshot_clearing import Clearing
+from worker.snapshot_finding import INSIDE_TOKENS
 
 VOCAB = 96
 STEPS = 16
@@ -172,6 +173,25 @@ def assert_equal_after_flush(worker: Worker, cold: Mapping[int, Answer]) -> None
     asked = {length: worker.ask(question(length), max_tokens=len(cold[length])) for length in cold}
     worker.run()
     assert_hits_equal(worker, cold, asked)
+
+
+def assert_equal_inside_messages(worker: Worker) -> None:
+    """Prompts that leave a long stored message at places of every kind, all at once: only where a layer recurs, none
+    starts inside it.
+    """
+    shared = [*range(INSIDE_TOKENS, INSIDE_TOKENS + 40, 3), *EDGES]
+    asked = {
+        length: prompt([*ids(7, 600)[:length], *ids(40_000 + length, 9)], tail=ids(3, 4), head=False)
+        for length in shared
+    }
+    cold = {length: worker.serve(request, cache=False, max_tokens=4) for length, request in asked.items()}
+    assert len(set(cold.values())) == len(shared), "the answers say nothing of their prompts"
+    worker.serve(prompt(ids(7, 600), tail=ids(3, 4), head=False))
+    together = {length: worker.ask(request, max_tokens=4) for length, request in asked.items()}
+    worker.run()
+    inside = shared if worker.engine._store.divisible else [0] * len(shared)
+    assert [worker.depth(request_id) for request_id in together.values()] == inside
+    assert [length for length, request_id in together.items() if worker.answer(request_id) != cold[length]] == []
 
 
 def assert_equal_after_swapping(roomy: Worker, worker: Worker) -> None:

@@ -146,7 +146,9 @@ class Engine:
         run = Run(request, finding.lookup(request.tenant, request.ids, request.boundaries))
         if run.lookup.slot is not None:
             kept = self.kept()
-            restored = finding.begin_restore(run.lookup.slot, run.lookup.generation, asked=asked)
+            restored = finding.begin_restore(
+                run.lookup.slot, run.lookup.generation, token_ids=request.ids, tokens=run.lookup.depth, asked=asked
+            )
             assert restored is not None
             assert self.kept() == kept, "a hit consumed what it found"
             assert restored.tokens == run.lookup.depth < len(request)
@@ -243,10 +245,10 @@ class Engine:
         for snapshot in self.store.slots.snapshots():
             place = (snapshot.slot, self.store.slots[snapshot.slot].generation)
             if self.store.divisible:  # the store may have made it itself, from a part of another
-                self.keys.setdefault(place, spelled(snapshot.node))
+                self.keys.setdefault(place, spelled(snapshot.node)[: snapshot.tokens])
             key = self.keys[place]
             self.verify(snapshot.blocks, key, f"slot {snapshot.slot}")
-            assert snapshot.leaving or spelled(snapshot.node) == key
+            assert snapshot.leaving or spelled(snapshot.node)[: snapshot.tokens] == key
 
     def verify_run(self, run: Run) -> None:
         self.verify(run.blocks, run.prompt.ids[: run.computed], "a sequence")
@@ -258,7 +260,7 @@ class Engine:
 
     def kept(self) -> list[int]:
         """The positions kept, rising."""
-        return sorted(s.node.end for s in self.store.slots.snapshots() if not s.leaving)
+        return sorted(s.tokens for s in self.store.slots.snapshots() if not s.leaving)
 
     def verify(self, blocks: Sequence[int], ids: Sequence[int], whose: str) -> None:
         size = self.pool.block_tokens

@@ -13,6 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from snapshot_rig import Run, weak
 from store_model import BLOCKS, SLOTS, StoreModel
 
+from worker import snapshot_finding
 from worker.block_pool import OutOfBlocks
 from worker.snapshot_view import list_slots, snapshot_tree
 
@@ -95,6 +96,7 @@ class StoreMachine(StoreModel):
     @rule()
     def what_was_looked_up_is_restored_late(self):
         request, found = self.waiting
+        # Without ids and length, which would tell by themselves: the generation must be enough.
         restored = self.finding.begin_restore(found.slot, found.generation, asked=False)
         if restored is not None:
             self.engine.verify(restored.blocks, request.ids[: found.depth], "what was looked up")
@@ -272,9 +274,18 @@ class WeakDigestMachine(StoreMachine):
 
 
 class DivisibleMachine(StoreMachine):
-    """The same where a snapshot can be cut at any boundary before it."""
+    """The same where a snapshot can be cut anywhere, and every token that two messages share is worth it."""
 
     divisible = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = snapshot_finding.INSIDE_TOKENS
+        snapshot_finding.INSIDE_TOKENS = 1
+
+    def teardown(self) -> None:
+        snapshot_finding.INSIDE_TOKENS = self._inside
+        super().teardown()
 
 
 class CrowdedMachine(StoreMachine):

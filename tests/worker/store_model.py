@@ -49,14 +49,14 @@ class StoreModel(RuleBasedStateMachine):
         if self.shape is strong:
             assert found.deepest_known == deepest
             within = [end for end in known if end < len(request)]
-            complete = found.depth == max(known, default=0)
+            complete = found.depth >= max(known, default=0)
             assert (found.outcome == "hit") == (found.depth > 0 and complete)
             assert (found.reason == "none") == (found.outcome == "hit")
             assert (found.outcome == "miss") == (found.depth == 0)
             if known and not complete:
-                longer = not within or max(within) == found.depth
+                longer = not within or max(within) <= found.depth
                 assert (found.reason == "longer_than_prompt") == longer
-            if not known:
+            if not known and not found.depth:
                 assert found.reason in ("cold", "diverged", "longer_than_prompt")
         return run
 
@@ -107,7 +107,8 @@ class StoreModel(RuleBasedStateMachine):
                 path = [snapshot.node, *snapshot.node.ancestors()]
                 key = snapshot.node.tenant, tuple(tuple(array("i", node.ids)) for node in reversed(path))
                 assert key in self.computed
-                self.published[place] = key
+                part = (key[0], (*key[1], ("part", snapshot.tokens)))  # of that, which is no boundary
+                self.published[place] = key if snapshot.tokens == snapshot.node.end else part
 
     def _learn_computed(self, run: Run, end: int) -> None:
         for boundary in run.prompt.boundaries:

@@ -19,6 +19,7 @@ from exact_rig import (
     assert_equal_after_flush,
     assert_equal_after_swapping,
     assert_equal_in_company,
+    assert_equal_inside_messages,
     assert_long_answers_equal,
     cold_answers,
     ids,
@@ -87,6 +88,10 @@ def test_long_answers(worker):
 
 def test_hits_after_eviction_and_a_new_commit(worker, cold):
     assert_equal_after_flush(worker, cold)
+
+
+def test_hits_inside_messages(worker):
+    assert_equal_inside_messages(worker)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -96,7 +96,7 @@ def test_a_snapshot_that_is_shortened_keeps_its_marks():
     play(engine, request, Hint("s", (Mark(request.last.end, 300),)))
     (snapshot,) = (s for s in engine.store.slots.snapshots() if s.node.end == request.last.end)
     above = next(node for node in snapshot.node.ancestors() if node.slot is None)
-    engine.store.shorten(snapshot, above)
+    engine.store.shorten(snapshot, above, above.end)
     shorter = engine.store.known(above.slot)
     assert (shorter.session, shorter.hold_seconds) == ("s", 300)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from snapshot_rig import HEAD, SYSTEM, Engine, chat, depths, found, one_shot, prompt, words
+from snapshot_rig import HEAD, SYSTEM, Engine, Prompt, chat, depths, found, one_shot, prompt, words
 
 # What a lookup says
+from worker.snapshot_finding import INSIDE_TOKENS
 
 
 def test_a_second_turn_hits_the_newest_boundary_of_the_first():
@@ -136,9 +137,9 @@ def test_restoring_what_is_not_the_prompts_own_takes_nothing_and_costs_it_nothin
     request = prompt(words(1, 12), words(2, 5), head=False)
     engine.play(request)
     other = one_shot(3)
-    for slot, boundary in ((0, request.last), (1, request.boundaries[0]), (0, other.last)):
-        assert engine.finding.begin_restore(slot, 1, boundary=boundary) is None
-    assert engine.finding.begin_restore(0, 1, boundary=request.boundaries[0]) is not None
+    for slot, ids, tokens in ((0, request.ids, 17), (1, request.ids, 12), (0, other.ids, 12), (0, other.ids, 1)):
+        assert engine.finding.begin_restore(slot, 1, token_ids=ids, tokens=tokens) is None
+    assert engine.finding.begin_restore(0, 1, token_ids=request.ids, tokens=12) is not None
     engine.finding.end_restore(0)
     assert sum(engine.store.stale_drops.values()) == 0
     assert engine.kept() == [12, 17]
@@ -300,8 +301,10 @@ def test_only_as_much_of_a_divisible_snapshot_goes_as_room_is_needed():
     assert engine.kept() == [30, 130]
     assert engine.clearing.make_room(engine.pool.free_count + 6)
     engine.check()
-    assert engine.kept() == [30, 90]
-    assert found(engine.play(chat(6))) == (90, "partial", "evicted")
+    assert (engine.kept(), engine.pool.free_count) == ([30, 108], 13)
+    assert found(engine.play(chat(6))) == (108, "partial", "evicted")
+    assert engine.kept() == [30, 130, 150], "what holds all of it has taken the place of the part"
+    assert engine.store.evictions["blocks"] == 1
     undivided = Engine(4, blocks=40)
     undivided.play(chat(5))
     assert undivided.clearing.make_room(undivided.pool.free_count + 6)
@@ -324,3 +327,106 @@ def test_dividing_needs_a_slot_and_never_takes_that_of_the_snapshot_it_divides()
     engine.play(prompt(words(1, 50), words(2, 20), head=False))
     assert depths(engine, prompt(words(1, 50), words(3, 20), head=False)) == [0]
     engine.check()
+
+
+# Inside a message
+
+
+def edited(same: int, who: int = 60) -> Prompt:
+    """The head and a message of 200 tokens, rewritten behind its first `same`."""
+    return prompt(HEAD, words(10, 200)[:same] + words(who, 200 - same), words(who + 1, 20))
+
+
+def test_an_edited_message_is_computed_from_the_edit_on():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200), words(11, 20)))
+    run = engine.play(edited(150))
+    assert found(run) == (180, "hit", "none")
+    assert (run.lookup.diverged_message, run.lookup.diverged_token) == (1, 180)
+    assert depths(engine, prompt(HEAD, words(10, 150) + words(60, 50), words(62, 5))) == [230], "and kept"
+
+
+def test_a_few_tokens_that_happen_to_be_the_same_are_not_worth_it():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200), words(11, 20)))
+    assert depths(engine, edited(INSIDE_TOKENS - 1, who=70), edited(INSIDE_TOKENS, who=80)) == [
+        30,
+        30 + INSIDE_TOKENS,
+    ]
+
+
+def test_a_recurrent_state_is_restored_at_boundaries_alone():
+    engine = Engine(8)
+    engine.play(prompt(HEAD, words(10, 200), words(11, 20)))
+    assert depths(engine, edited(150)) == [30]
+
+
+def test_the_first_message_too_is_gone_on_from_where_it_was_edited():
+    engine = Engine(8, divisible=True)
+    engine.play(one_shot(1, 300))
+    run = engine.play(prompt(words(1, 200) + words(5, 100), head=False))
+    assert found(run) == (200, "partial", "diverged")
+    assert (run.lookup.diverged_message, run.lookup.diverged_token) == (0, 200)
+
+
+def test_what_is_stored_of_others_is_not_looked_at_beyond_the_chain():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200), words(11, 20)))
+    request = edited(150)
+    assert engine.finding.lookup("", request.ids, request.boundaries, apart=True).depth == 30
+    assert engine.finding.lookup("other", request.ids, request.boundaries).depth == 0
+
+
+def test_one_token_at_least_is_computed_inside_a_message():
+    engine = Engine(8, divisible=True)
+    engine.play(one_shot(1, 300))
+    assert depths(engine, prompt(words(1, 200), tail=(), head=False)) == [199]
+
+
+def test_the_message_that_shares_most_is_found_among_those_that_are_kept():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200)))
+    engine.play(prompt(HEAD, words(10, 190) + words(20, 10)))
+    engine.clearing.evict([s.slot for s in engine.store.slots.snapshots() if s.tokens == 230])
+    assert engine.kept() == [30]
+    engine.play(prompt(HEAD, words(10, 100) + words(21, 100)))
+    assert depths(engine, prompt(HEAD, words(10, 195) + words(22, 5))) == [130]
+
+
+def test_a_stale_part_is_dropped_and_the_boundary_before_it_found():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200)))
+    (slot,) = engine.slots_at(230)
+    engine.store.slots[slot].snapshot.tokens = 231
+    assert depths(engine, prompt(HEAD, words(10, 150) + words(22, 50))) == [30]
+    assert engine.store.stale_drops["length"] == 1
+
+
+def test_a_part_of_what_was_evicted_is_gone_on_from_and_replaced():
+    engine = Engine(8, blocks=60, divisible=True)
+    request = prompt(words(1, 200), head=False)
+    engine.play(request)
+    assert engine.clearing.make_room(engine.pool.free_count + 20)
+    assert engine.kept() == [120]
+    assert found(engine.play(request)) == (120, "partial", "evicted")
+    assert engine.kept() == [200]
+    assert engine.store.evictions["blocks"] == 1
+
+
+def test_a_part_becomes_smaller_and_goes_at_last():
+    engine = Engine(8, blocks=60, divisible=True)
+    engine.play(prompt(words(1, 100), words(2, 100), head=False))
+    for kept in ([160], [120], [80], [40], []):
+        assert engine.clearing.make_room(engine.pool.free_count + 10)
+        engine.check()
+        assert engine.kept() == kept
+
+
+def test_a_part_that_was_kept_back_by_an_operator_is_gone_on_from():
+    engine = Engine(8, blocks=60, divisible=True)
+    engine.play(prompt(words(1, 200), head=False))
+    assert engine.clearing.make_room(engine.pool.free_count + 20)
+    (part,) = engine.store.slots.snapshots()
+    engine.clearing.pin(part.slot)
+    assert not engine.clearing.make_room(engine.pool.free_count + 1)
+    assert depths(engine, prompt(words(1, 150), head=False)) == [120]

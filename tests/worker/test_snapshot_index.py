@@ -102,7 +102,7 @@ def test_ghosts_that_nothing_extends_go_first_and_the_least_used_before_others()
 def test_what_leads_to_a_snapshot_is_never_forgotten():
     index = SnapshotIndex(0)
     node = add(index, prompt([1, 2], [3, 4]))
-    index.attach(node, 0, 1)
+    index.attach(node, 0, 1, node.end)
     index.trim()
     assert depth(index, prompt([1, 2], [3, 4])) == 4
     index.detach(node, "evicted")

@@ -237,7 +237,7 @@ def test_an_entry_of_an_older_generation_is_dropped_and_the_slot_left_to_its_own
     engine.play(one_shot(2))
     first, second = engine.store.slots.snapshots()
     engine.store.index.detach(first.node, "evicted")
-    engine.store.index.attach(first.node, second.slot, 1)
+    engine.store.index.attach(first.node, second.slot, 1, first.tokens)
     request = prompt(words(1, 12), words(3, 4), head=False)
     lookup = engine.finding.lookup("", request.ids, request.boundaries)
     assert (lookup.depth, lookup.reason) == (0, "stale")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from store_machine import COURSE, CrowdedMachine, StoreMachine, WeakDigestMachine
+from store_machine import COURSE, CrowdedMachine, DivisibleMachine, StoreMachine, WeakDigestMachine
 from store_model import SLOTS
 
 import worker.snapshots
@@ -14,7 +14,7 @@ from worker.invariants import InvariantViolation
 from worker.slots import IllegalTransition, SlotState, SlotTable, Snapshot
 from worker.snapshot_clearing import Clearing
 from worker.snapshot_finding import Finding
-from worker.snapshot_index import SnapshotIndex, Walk
+from worker.snapshot_index import Node, SnapshotIndex, Walk
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
@@ -86,6 +86,26 @@ def ignore_generations(patch):
         return begin_restore(self, slot, self._store.slots[slot].generation, **options)
 
     patch.setattr(Finding, "begin_restore", trusting)
+
+
+def restore_whole_messages(patch):
+    """What shares a part of a message with the prompt is restored to its end, and the ids are not compared again."""
+    most_stored = SnapshotIndex.most_stored
+
+    def whole(self, tenant, data, chain):
+        most = most_stored(self, tenant, data, chain)
+        return most and most._replace(tokens=most.node.stored)
+
+    patch.setattr(SnapshotIndex, "most_stored", whole)
+    patch.setattr(Node, "spells", lambda self, data, tokens: True)
+
+
+def name_a_part_as_the_whole(patch):
+    """A snapshot that was cut keeps the key of all that it was."""
+    attach = SnapshotIndex.attach
+    patch.setattr(
+        SnapshotIndex, "attach", lambda self, node, slot, made, _: attach(self, node, slot, made, node.end)
+    )
 
 
 def ignore_pins(patch):
@@ -250,6 +270,8 @@ def discard_with_the_request(patch):
         (trust_digests, WeakDigestMachine),
         (consume_on_hit, StoreMachine),
         (ignore_generations, StoreMachine),
+        (restore_whole_messages, DivisibleMachine),
+        (name_a_part_as_the_whole, DivisibleMachine),
         (ignore_pins, StoreMachine),
         (keep_the_victim_of_a_write, StoreMachine),
     ],

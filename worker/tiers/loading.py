@@ -130,7 +130,7 @@ class Loading:
         exact = True
         if found.slot is not None:
             snapshot = store.known(found.slot)
-            blocks, exact = list(snapshot.blocks), snapshot.exact
+            blocks, exact = list(snapshot.blocks[: pool.blocks_for(found.depth)]), snapshot.exact
             pool.share(blocks)
         copies = self._memory.own(blocks, found.depth, target.end)
         assert copies is not None, "room has been made"
@@ -139,6 +139,8 @@ class Loading:
         entry = None if store.states is None else store.states.allocate(1)[0]
         path = [node for node in (*reversed(list(target.ancestors())), target) if node.end > found.depth]
         steps = deque(step for node in path if (step := self._find(node, "kv")) is not None)
+        if steps and (begun := found.depth - (path[0].end - steps[0].tokens)) > 0:
+            steps[0].done = begun  # so much of it is on the device
         state = self._find(target, "state")
         if state is not None and entry is not None:
             steps.append(state)
@@ -206,7 +208,8 @@ class Loading:
         node, kind = step.part.node, step.part.kind
         load.tiers[step.tier.ledger.tier] = None
         if kind == "kv":
-            load.loaded.append((node.digest, node.end - step.tokens, node.end, step.tier.ledger.tier))
+            start = max(node.end - step.tokens, load.start)
+            load.loaded.append((node.digest, start, node.end, step.tier.ledger.tier))
         assert step.reading is not None
         for tier in self._tiers:
             if tier is step.tier:
@@ -218,9 +221,9 @@ class Loading:
         """Publish what was loaded, unless somebody has computed it meanwhile or no slot is to be had."""
         self.open = None
         store, node = self._store, load.target
-        load.state = "done" if node.slot is not None else "lost"
+        load.state = "done" if node.is_whole else "lost"
         reservation = None
-        if node.parent is not None and node.slot is None:
+        if node.parent is not None and not node.is_whole:
             reservation = self._keeping.reserve()
         if reservation is not None:
             reservation.state, reservation.exact = load.entry, load.exact

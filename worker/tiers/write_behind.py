@@ -127,7 +127,7 @@ class WriteBehind:
         return None
 
     def _snapshot(self, node: Node) -> Snapshot | None:
-        if node.slot is None or node.parent is None or self._store.fault(node) is not None:
+        if node.slot is None or not node.is_whole or node.parent is None or self._store.fault(node) is not None:
             return None
         return self._store.known(node.slot)
 
