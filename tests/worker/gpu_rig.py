@@ -97,7 +97,7 @@ def models(kinds: Sequence[str]) -> Any:
 
 def assert_equal_in_conversation(worker: Worker) -> list[list[int]]:
     """Every turn hits, and answers what it does without the cache. All messages, with the answers."""
-    history: list[list[int]] = [ids(77, 900)]
+    history: list[list[int]] = [ids(77_000, 900)]
     for turn in range(20):
         history.append(ids(100 + turn, 60 + 13 * turn))
         asked = prompt(*history, tail=ids(5, 4))

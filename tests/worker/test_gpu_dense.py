@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from exact_rig import Worker, assert_equal_in_company, cold_answers, ids, question, unequal_hits
+from exact_rig import (
+    Worker,
+    assert_equal_in_company,
+    assert_equal_inside_messages,
+    cold_answers,
+    ids,
+    question,
+    unequal_hits,
+)
 from gpu_rig import DENSE, LENGTHS, assert_equal_in_conversation, models, on_a_card
 from snapshot_rig import prompt
 
@@ -49,6 +57,10 @@ def test_logits_are_those_of_the_plain_form(worker: Worker):
 
 def test_hits_alone_and_among_others(worker: Worker):
     assert_equal_in_company(worker, cold_answers(worker, LENGTHS, STEPS))
+
+
+def test_hits_inside_messages(worker: Worker):
+    assert_equal_inside_messages(worker)
 
 
 @pytest.mark.parametrize("tail", [1, 5, 250, 600])

@@ -13,6 +13,7 @@ from exact_rig import (
     Worker,
     assert_equal_after_swapping,
     assert_equal_in_company,
+    assert_equal_inside_messages,
     cold_answers,
     ids,
     question,
@@ -123,6 +124,10 @@ def test_states_at_boundaries_are_the_same_whatever_passes_they_were_made_in(wor
 
 def test_hits_alone_and_among_others(worker: Worker):
     assert_equal_in_company(worker, cold_answers(worker, LENGTHS, STEPS))
+
+
+def test_hits_inside_messages(worker: Worker):
+    assert_equal_inside_messages(worker)
 
 
 @pytest.mark.parametrize("tail", [1, 250])
