@@ -183,6 +183,8 @@ class Background:
         stay = self._retention.held() | {s.slot for s in store.slots.snapshots() if s.node.used_at > since}
         own = store.index.walk(message.tenant, message.token_ids.tobytes(), job.boundaries).chain
         stay |= {node.slot for node in own if node.slot is not None}
+        if store.slots[job.slot].generation == job.generation:
+            stay |= {job.slot}  # which inside a message is another's
         blocks = self._pool.blocks_for(len(message.token_ids))
         # In this order: what goes for its blocks leaves a recurrent state, and where it cannot nothing has gone.
         return self._clearing.make_room(blocks, stay) and self._states.room(1, stay)
@@ -222,9 +224,11 @@ class Background:
             return None
         state = None
         if found.slot is not None:
-            ids = message.token_ids + array("i", [0])  # one more, as above
+            depth = min(
+                found.depth, request.total - 1
+            )  # a pass computes something, where a message goes on from here
             restored = self._finding.begin_restore(
-                found.slot, found.generation, token_ids=ids, tokens=found.depth, asked=False
+                found.slot, found.generation, token_ids=message.token_ids, tokens=depth, asked=False
             )
             if restored is not None:
                 self._finding.end_restore(found.slot)
@@ -267,16 +271,14 @@ class Background:
         self._count_verification("mismatched")
         log.error(
             "request=%s: the hit at depth %d (digest %s) differs from a cold run: its logits have digest %s, those of "
-            "the cold run %s; it and what was built on it go",
+            "the cold run %s; all that holds these tokens goes",
             job.message.request_id,
             job.depth,
             job.boundaries[-1].digest.hex() if job.boundaries else "none",
             _digest(job.logits),
             _digest(logits),
         )
-        message = job.message
-        begun = job.boundaries or message.boundaries[:1]
-        self._clearing.distrust(message.tenant, message.token_ids, begun, (job.slot, job.generation))
+        self._clearing.distrust(job.message.tenant, job.message.token_ids, job.depth)
 
     def _count_verification(self, result: str) -> None:
         setattr(self, result, getattr(self, result) + 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from protocol.messages import Boundary, Outcome, Reason
 from worker.snapshot_index import Common, Node, Part
 
+_END = attrgetter("end")
 MIN_COMMON_TOKENS = 16  # what any two prompts of one template may share
 
 
@@ -45,8 +48,9 @@ def explain(
     """
     depth = found.tokens if found else 0
     limit = total_tokens - 1  # at least one token must be computed
-    begun = max((node.end for node in chain if node.end <= depth), default=0)  # depth itself, but inside a message
-    lost = [node for node in chain if depth < node.end <= limit]
+    reached = bisect_right(chain, depth, key=_END)
+    begun = chain[reached - 1].end if reached else 0  # depth itself, but inside a message
+    lost = [node for node in chain[reached:] if node.end <= limit]
     reason: Reason
     if refused > depth and (not lost or refused >= lost[-1].end):
         reason = refusal

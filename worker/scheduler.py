@@ -205,8 +205,7 @@ class Scheduler:
         if depth:
             log.error("request=%s: what is kept of it from depth %d on goes", request.request_id, depth)
             message = request.message
-            path = [boundary for boundary in message.boundaries if boundary.end <= depth]
-            self._clearing.distrust(message.tenant, message.token_ids, path)
+            self._clearing.distrust(message.tenant, message.token_ids, depth)
 
     def fail_all(self, code: FailureCode, text: str) -> None:
         for request in list(self._requests.values()):

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from protocol.control import Removed
-from protocol.messages import Boundary
 from worker.eviction import Candidate, choose_for_blocks, choose_for_slot, was_passed
 from worker.retention import Retention
 from worker.returns import standing
@@ -75,7 +74,8 @@ class Clearing:
             if above.slot is not None or above.end < tokens:
                 break
             node = above
-        if not kept:
+        extended = node.snapshots_below - (node is not snapshot.node)  # by others than the one that goes
+        if not kept or (tokens < node.end and extended):  # who extends it holds these tokens too, in other blocks
             return False
         store.shorten(snapshot, node, tokens)
         return True
@@ -155,31 +155,17 @@ class Clearing:
             pause=self._store.returns.pause,
         )
 
-    def distrust(
-        self,
-        tenant: str,
-        token_ids: array[int],
-        boundaries: Sequence[Boundary],
-        source: tuple[int, int] | None = None,
-    ) -> None:
-        """A hit at the last of `boundaries` was proved wrong, or led to a fault: its snapshot goes, and all that was
-        built on it.
-
-        `source`: the slot that it was restored from and its generation then. Inside a message, that is another's.
+    def distrust(self, tenant: str, token_ids: array[int], depth: int) -> None:
+        """A hit `depth` tokens deep was proved wrong, or led to a fault: all goes that holds these tokens, whether it
+        is what the hit was restored from or shares memory with that.
         """
         store = self._store
-        wrong: dict[Node, None] = {}
-        chain, _ = store.index.walk(tenant, token_ids.tobytes(), boundaries)
-        if chain and len(chain) == len(boundaries):
-            wrong |= dict.fromkeys(chain[-1].subtree())
-        restored = store.snapshot_in(source[0]) if source else None
-        if restored is not None and not restored.leaving and source == (restored.slot, restored.node.generation):
-            wrong |= dict.fromkeys(restored.node.subtree())
+        wrong = store.index.beginning_with(tenant, token_ids.tobytes(), depth)
         for node in wrong:
             if node.slot is not None:
                 store.drop_stale(node, "verify")
         if store.tiers is not None:
-            store.tiers.forget(list(wrong), "stale")
+            store.tiers.forget(wrong, "stale")
         store.index.trim()
 
     def drop_all(self, cause: EvictionCause) -> None:

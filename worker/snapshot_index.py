@@ -148,6 +148,13 @@ class Node:
         """Whether it has a slot, or anything that extends it."""
         return self.slot is not None or self.snapshots_below > 0
 
+    def nearest_below(self) -> Node:
+        """Itself or what extends it, if that has a slot and it has not. It must have either."""
+        node = self
+        while node.slot is None:
+            node = next(child for child in node.children.values() if child.has_snapshots)
+        return node
+
     def spells(self, data: bytes, tokens: int) -> bool:
         """Whether a prompt begins with the first `tokens` tokens of what leads here."""
         if tokens > self.end or tokens * ID_BYTES > len(data):
@@ -382,27 +389,37 @@ class SnapshotIndex:
         return Common(at // ID_BYTES, False, False)
 
     def most_stored(self, tenant: str, data: bytes, chain: Sequence[Node]) -> Part | None:
-        """The snapshot that holds most of a prompt beyond the end of `chain`, whether that ends at a boundary or not.
-
-        None where that is no more than `chain` itself.
-        """
-        node = chain[-1] if chain else self._roots.get(tenant)
+        """The snapshot that holds most of a prompt that goes along `chain`, whether that ends at a boundary or not."""
+        node = next((known for known in reversed(chain) if known.has_snapshots), self._roots.get(tenant))
         if node is None:
             return None
-        begun, at, most = node.end, node.end * ID_BYTES, None
-        while (nearest := nearest_child(node, data, at, stored=True)) is not None:
+        at = node.end * ID_BYTES
+        while (nearest := nearest_child(node, data, at, stored=True)) is not None and nearest[1]:
             node, same = nearest
             at += same
-            shared = at // ID_BYTES
-            holder = node
-            while holder.slot is None:
-                holder = next(child for child in holder.children.values() if child.has_snapshots)
-            tokens = min(shared, holder.stored)
-            if tokens > (most.tokens if most else begun):
-                most = Part(holder, tokens)
             if same < len(node.ids):
                 break
-        return most
+        if not at:
+            return None
+        holder = node.nearest_below()
+        return Part(holder, min(at // ID_BYTES, holder.stored))
+
+    def beginning_with(self, tenant: str, data: bytes, tokens: int) -> list[Node]:
+        """All boundaries that are reached by way of the first `tokens` tokens of `data`."""
+        length = tokens * ID_BYTES
+        found: list[Node] = []
+        root = self._roots.get(tenant)
+        todo = [] if root is None else [root]
+        while todo:
+            node = todo.pop()
+            start = node.end * ID_BYTES
+            for child in node.children.values():
+                if data.startswith(child.ids[: length - start], start):
+                    if child.end >= tokens:
+                        found += child.subtree()
+                    else:
+                        todo.append(child)
+        return found
 
     def _add(self, parent: Node, boundary: Boundary, ids: bytes) -> Node:
         node = Node(parent.tenant, boundary, ids, parent)

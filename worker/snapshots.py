@@ -179,9 +179,12 @@ class SnapshotStore:
         `tokens`: of these only, which end between the boundary before and this one.
         """
         tokens = node.end if tokens is None else tokens
-        for part in (node, *node.ancestors()):
-            if part.slot is not None and not part.is_whole:
-                self.retire(self.known(part.slot), "replaced")  # all that it holds is in the new one
+        parts = [
+            self.known(at.slot) for at in (node, *node.ancestors()) if at.slot is not None and not at.is_whole
+        ]
+        pinned = any(part.pinned for part in parts)
+        for part in parts:
+            self.retire(part, "replaced")  # all that it holds is in the new one
         held, fresh = self.held, 0
         for block in blocks:
             count = held[block]
@@ -199,9 +202,13 @@ class SnapshotStore:
                 reservation.absorbed,
                 reservation.state,
                 reservation.exact,
+                session=next((part.session for part in parts if part.session), ""),
+                hold_seconds=max((part.hold_seconds for part in parts), default=0.0),
             )
         )
         self.index.attach(node, slot, self.slots[slot].generation, tokens)
+        if pinned:
+            self.index.pin(node, pinned=True)
         self.reservations.remove(reservation)
         self.commits += 1
         self.events.add("commit", slot=slot, digest=node.digest, tokens=tokens)
@@ -218,7 +225,7 @@ class SnapshotStore:
         self.retire(snapshot, "blocks")
         slot = self.slots.reserve()
         assert slot is not None, "one has just become free"
-        reservation = Reservation(slot, frozenset(), exact=snapshot.exact)
+        reservation = Reservation(slot, frozenset(), absorbed=snapshot.absorbed, exact=snapshot.exact)
         self.reservations.add(reservation)
         self.slots.begin_write(slot)
         self.publish(reservation, node, slot, kept, tokens)

@@ -209,12 +209,13 @@ def test_a_prompt_shorter_than_the_only_snapshot(family: str, roomy: Served):
     assert complete(roomy, ids[:380]).outcome == (outcome, depth, "longer_than_prompt")
 
 
-def test_a_prompt_that_equals_its_snapshot(roomy: Served):
+def test_a_prompt_that_equals_its_snapshot(family: str, roomy: Served):
     """S1 and K-RC3: at least one token is computed, from a state that does not hold it yet."""
     ids = [1000 + n % 700 for n in range(640)]
     complete(roomy, ids)
     for _ in range(2):
-        assert complete(roomy, ids).outcome == ("partial", 512, "longer_than_prompt")
+        depth = 512 if family == "qwen3_5" else 639
+        assert complete(roomy, ids).outcome == ("partial", depth, "longer_than_prompt")
 
 
 @ON_ONE_FAMILY

@@ -77,6 +77,7 @@ class Rig:
         block_tokens: int = BLOCK_TOKENS,
         verify_hits: float = 0.0,
         entries: int = 0,
+        divisible: bool = False,
         tiers: Callable[[Rig], Tiers] | None = None,
         holds: bool = False,
         check_each: bool = False,
@@ -90,7 +91,9 @@ class Rig:
         self.max_model_len = max_model_len
         self.pool = BlockPool(blocks + 1, block_tokens)
         recurring = {"states": BlockPool(entries + 1, 1), "state_bytes": 7} if entries else {}
-        self.store = SnapshotStore(slots, self.pool, block_bytes=100, clock=self.clock, **recurring)
+        self.store = SnapshotStore(
+            slots, self.pool, block_bytes=100, clock=self.clock, divisible=divisible, **recurring
+        )
         self.sockets = Sockets()
         self.metrics = WorkerMetrics()
         self.journal = Journal(clock=self.clock)
@@ -296,7 +299,7 @@ class Rig:
         self.store.check_invariants([*tables, *held], [*entries, *states_held])
         for snapshot in self.store.slots.snapshots():
             if not snapshot.leaving:
-                ids = spelled(snapshot.node)
+                ids = spelled(snapshot.node)[: snapshot.tokens]
                 assert self.runner.cache.read(snapshot.blocks, len(ids)) == states(ids), f"slot {snapshot.slot}"
                 if snapshot.state is not None:
                     assert self.runner.entries[snapshot.state] == states(ids)[-1], f"slot {snapshot.slot}"

@@ -50,7 +50,7 @@ class StoreModel(RuleBasedStateMachine):
             assert found.deepest_known == deepest
             within = [end for end in known if end < len(request)]
             complete = found.depth >= max(known, default=0)
-            assert (found.outcome == "hit") == (found.depth > 0 and complete)
+            assert (found.outcome == "hit") == (found.depth > 0 and complete and deepest > 0)
             assert (found.reason == "none") == (found.outcome == "hit")
             assert (found.outcome == "miss") == (found.depth == 0)
             if known and not complete:

@@ -335,3 +335,64 @@ def test_the_answer_is_that_of_the_model_whatever_runs_in_the_background():
     rig.rest()
     assert rig.scheduler.background.mismatched == 0
     assert all(0 <= token < VOCAB for token in answer(array("i", [1, 2]), 4))
+
+
+# Where states are divisible
+
+
+def nearly(state: int) -> torch.Tensor:
+    """Logits that differ in their last bits."""
+    return one_hot(state) * (1 + 2**-20)
+
+
+def edited(who: int, same: int, *parts: int) -> Prompt:
+    """A message that begins like all of 200 tokens that `who` wrote, and goes on with parts of 20."""
+    whole = text(who, 200)[:same]
+    return prompt(whole + [token for part in parts for token in text(part, 20)], tail=text(999, 2), head=False)
+
+
+def test_an_answer_that_ends_inside_what_is_stored_is_absorbed_with_one_token():
+    rig = Rig(blocks=200, divisible=True)
+    rig.serve(edited(1, 200))
+    absorb(rig, edited(1, 150))
+    rig.rest()
+    assert rig.count("prefixd_absorbed_tokens_total") == 1
+    assert rig.kept() == [150, 200]
+
+
+@pytest.mark.parametrize("blocks", [86, 90, 94, 98, 102])
+def test_what_a_wrong_hit_inside_a_message_began_with_goes(blocks: int):
+    """However little room there is to find out that it was wrong."""
+    rig = Rig(blocks=blocks, verify_hits=1.0, divisible=True)
+    rig.serve(edited(1, 200))
+    rig.clock.now += STALE_PAUSES * rig.store.returns.pause + 1e6
+    rig.runner.logits = nearly
+    hit = rig.serve(edited(1, 150, 2))
+    rig.runner.logits = one_hot
+    assert rig.accepted(hit).depth == 150
+    rig.rest()
+    background = rig.scheduler.background
+    assert background.mismatched + background.skipped == 1
+    if background.mismatched:
+        assert rig.accepted(rig.serve(edited(1, 150, 3))).depth == 0
+
+
+def test_a_wrong_hit_takes_all_along_that_holds_the_same_and_no_other():
+    rig = Rig(blocks=900, slots=32, divisible=True)
+    head = text(77, 40)
+
+    def ask(*parts: list[int]) -> str:
+        return rig.serve(prompt(head, *parts, tail=text(999, 2), head=False))
+
+    for who in (1, 2, 3):
+        ask(text(who, 200))
+    ask(text(1, 200)[:150] + text(4, 50))  # has the blocks of the first
+    rig.scheduler.background._verify_hits = 1.0
+    rig.runner.logits = nearly
+    hit = ask(text(1, 200)[:100] + text(5, 50))
+    rig.runner.logits = one_hot
+    assert rig.accepted(hit).depth == 140
+    rig.rest()
+    assert rig.scheduler.background.mismatched == 1
+    assert rig.kept() == [40, 240, 240]
+    assert rig.accepted(ask(text(1, 200)[:150] + text(6, 50))).depth == 40

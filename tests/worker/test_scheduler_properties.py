@@ -15,6 +15,7 @@ from snapshot_rig import prompt
 from toy_model import answer
 
 from protocol.messages import Completed, Failed
+from worker import snapshot_finding
 from worker.block_pool import BlockError
 from worker.commits import Commits
 from worker.invariants import InvariantViolation
@@ -31,6 +32,8 @@ SENDERS = (b"one", b"two")
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests that share prefixes, cancelled at any moment, among an operator's verbs and failing steps."""
+
+    divisible = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_running=max_running,
             prefill_rows=rows,
             max_waiting=6,
-            entries=entries,
+            entries=0 if self.divisible else entries,
             verify_hits=verify,
+            divisible=self.divisible,
         )
 
     # Requests
@@ -175,6 +179,25 @@ COURSE = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class TestScheduler(SchedulerMachine.TestCase):
+    settings = COURSE
+
+
+class DivisibleMachine(SchedulerMachine):
+    """The same where snapshots can be divided, and any token more is worth starting inside a message for."""
+
+    divisible = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = snapshot_finding.INSIDE_TOKENS
+        snapshot_finding.INSIDE_TOKENS = 1
+
+    def teardown(self):
+        snapshot_finding.INSIDE_TOKENS = self._inside
+        super().teardown()
+
+
+class TestDivisibleScheduler(DivisibleMachine.TestCase):
     settings = COURSE
 
 

@@ -383,6 +383,16 @@ def test_one_token_at_least_is_computed_inside_a_message():
     assert depths(engine, prompt(words(1, 200), tail=(), head=False)) == [199]
 
 
+def test_a_prompt_that_equals_a_snapshot_goes_on_from_its_last_token_but_one():
+    engine = Engine(8, divisible=True)
+    request = prompt(words(1, 100), words(2, 100), tail=(), head=False)
+    engine.play(request)
+    assert found(engine.play(request)) == (199, "partial", "longer_than_prompt")
+    engine.play(prompt(words(1, 100), words(2, 100), words(3, 90), head=False))
+    engine.clearing.evict([s.slot for s in engine.store.slots.snapshots() if s.tokens == 200])
+    assert depths(engine, request) == [199], "of what extends it"
+
+
 def test_the_message_that_shares_most_is_found_among_those_that_are_kept():
     engine = Engine(8, divisible=True)
     engine.play(prompt(HEAD, words(10, 200)))
@@ -430,3 +440,57 @@ def test_a_part_that_was_kept_back_by_an_operator_is_gone_on_from():
     engine.clearing.pin(part.slot)
     assert not engine.clearing.make_room(engine.pool.free_count + 1)
     assert depths(engine, prompt(words(1, 150), head=False)) == [120]
+
+
+def test_what_two_computed_apart_is_not_cut_to_where_the_other_goes_on():
+    engine = Engine(8, blocks=200, divisible=True)
+    pair = [prompt(words(1, 200), words(who, 20), head=False) for who in (2, 3)]
+    runs = [engine.start(request) for request in pair]
+    for run, request in zip(runs, pair, strict=True):
+        run.wanted = [request.last]
+    for run, request in zip(runs, pair, strict=True):
+        engine.compute(run, len(request))
+        engine.finish(run)
+    while held := engine.store.held_count:
+        assert engine.clearing.make_room(engine.pool.free_count + min(held, 10))
+        engine.check()
+        assert engine.store.held_count < held
+
+
+def test_a_pin_and_a_hint_outlast_what_takes_the_place_of_a_part():
+    engine = Engine(8, blocks=80, divisible=True)
+    engine.play(prompt(words(1, 200), head=False))
+    assert engine.clearing.make_room(engine.pool.free_count + 20)
+    (part,) = engine.store.slots.snapshots()
+    part.session, part.hold_seconds = "session", 60.0
+    engine.clearing.pin(part.slot)
+    engine.play(prompt(words(1, 200), words(2, 50), head=False))
+    whole = engine.store.known(engine.slots_at(200)[0])
+    assert (whole.pinned, whole.session, whole.hold_seconds) == (True, "session", 60.0)
+    assert not engine.clearing.make_room(80)
+
+
+def test_an_answer_that_nobody_asked_for_is_so_in_part_too():
+    engine = Engine(8, blocks=80, divisible=True)
+    engine.absorb(prompt(words(1, 200), head=False))
+    assert engine.clearing.make_room(engine.pool.free_count + 20)
+    (part,) = engine.store.slots.snapshots()
+    assert (part.tokens, part.absorbed) == (120, True)
+
+
+def test_a_boundary_that_nothing_is_kept_of_hides_no_message_that_is_alike():
+    engine = Engine(8, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200)))
+    engine.clearing.evict(engine.slots_at(230))
+    engine.play(prompt(HEAD, words(10, 150) + words(20, 50)))
+    run = engine.play(prompt(HEAD, words(10, 200), words(21, 9)))
+    assert found(run) == (180, "partial", "evicted")
+
+
+def test_what_extends_a_boundary_serves_for_it_where_no_slot_is_free():
+    engine = Engine(1, divisible=True)
+    engine.play(prompt(words(1, 200), words(2, 200), head=False))
+    engine.clearing.pin(*engine.slots_at(400))
+    request = prompt(words(1, 200), words(3, 20), head=False)
+    assert engine.finding.lookup("", request.ids, request.boundaries, peek=True).depth == 200
+    assert found(engine.play(request)) == (200, "hit", "none")

@@ -86,7 +86,7 @@ def test_a_hit_that_was_proved_wrong_is_not_found_on_disk_either(start: Start):
     rig.serve(chat(2))
     rig.settle()
     (snapshot,) = (s for s in rig.store.slots.snapshots() if s.node.end == chat(2).last.end)
-    rig.scheduler.background._clearing.distrust("", chat(2).ids, chat(2).boundaries)
+    rig.scheduler.background._clearing.distrust("", chat(2).ids, chat(2).last.end)
     rig.settle()
     assert snapshot.leaving
     assert rig.accepted(rig.serve(chat(2))).depth == chat(1).last.end

@@ -11,16 +11,26 @@ from tier_rig import TierRig, break_file, chat
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), entries=st.sampled_from([0, 5]), host_bytes=st.sampled_from([0, 500]))
+@given(
+    data=st.data(), kind=st.sampled_from(["plain", "recurs", "divisible"]), host_bytes=st.sampled_from([0, 500])
+)
 def test_answers_and_accounts_are_right_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, entries: int, host_bytes: int
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str, host_bytes: int
 ):
     """The rig compares every state that is read, kept or loaded with that of its tokens."""
     folder = tmp_path_factory.mktemp("tiers")
     disk_bytes = data.draw(st.sampled_from([8_000, 30_000, 1 << 20]))
 
     def begin() -> TierRig:
-        return TierRig(folder, blocks=40, slots=4, entries=entries, disk_bytes=disk_bytes, host_bytes=host_bytes)
+        return TierRig(
+            folder,
+            blocks=40,
+            slots=4,
+            entries=5 if kind == "recurs" else 0,
+            divisible=kind == "divisible",
+            disk_bytes=disk_bytes,
+            host_bytes=host_bytes,
+        )
 
     rig = begin()
     try:
