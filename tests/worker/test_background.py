@@ -24,6 +24,11 @@ def chat(*messages: int, size: int = 20) -> Prompt:
     return prompt(*(text(number, size) for number in messages), tail=text(999, 2), head=False)
 
 
+def nearly(state: int) -> torch.Tensor:
+    """Logits that differ in their last bits."""
+    return one_hot(state) * (1 + 2**-20)
+
+
 def absorb(rig: Rig, conversation: Prompt) -> None:
     """What a gateway sends after an answer: everything up to the last boundary."""
     end = conversation.boundaries[-1].end
@@ -224,9 +229,6 @@ def test_a_mismatch_drops_the_entry_and_what_was_built_on_it(caplog: pytest.LogC
     rig.serve(chat(1))
     rig.serve(chat(7))  # another conversation, which has nothing to do with it
 
-    def nearly(state: int) -> torch.Tensor:
-        return one_hot(state) * (1 + 2**-20)
-
     rig.runner.logits = nearly  # the hit's logits differ in the last bits
     hit = rig.serve(chat(1, 2))
     rig.runner.logits = one_hot
@@ -338,11 +340,6 @@ def test_the_answer_is_that_of_the_model_whatever_runs_in_the_background():
 
 
 # Where states are divisible
-
-
-def nearly(state: int) -> torch.Tensor:
-    """Logits that differ in their last bits."""
-    return one_hot(state) * (1 + 2**-20)
 
 
 def edited(who: int, same: int, *parts: int) -> Prompt:
