@@ -224,9 +224,8 @@ class Background:
             return None
         state = None
         if found.slot is not None:
-            depth = min(
-                found.depth, request.total - 1
-            )  # a pass computes something, where a message goes on from here
+            # A pass computes something, even where a message that is stored goes on from here.
+            depth = min(found.depth, request.total - 1)
             restored = self._finding.begin_restore(
                 found.slot, found.generation, token_ids=message.token_ids, tokens=depth, asked=False
             )

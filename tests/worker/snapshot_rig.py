@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from protocol.digest import link_digest, root_digest
 from protocol.messages import Boundary
+from worker import snapshot_finding
 from worker.block_pool import BlockPool, OutOfBlocks
 from worker.lookup import Lookup
 from worker.slots import Reservation
@@ -66,6 +67,21 @@ def prompt(
         boundaries.append(Boundary(len(ids), digest, kind, index + 1))
     ids.extend(array("i", tail))
     return Prompt(ids, tuple(boundaries), tenant)
+
+
+class StartsAnywhere:
+    """For state machines: every token more is worth starting inside a message for."""
+
+    divisible = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = snapshot_finding.INSIDE_TOKENS
+        snapshot_finding.INSIDE_TOKENS = 1
+
+    def teardown(self) -> None:
+        snapshot_finding.INSIDE_TOKENS = self._inside
+        super().teardown()  # type: ignore[misc]
 
 
 def words(start: int, count: int) -> list[int]:

@@ -10,10 +10,9 @@ from operator import ge
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from snapshot_rig import Run, weak
+from snapshot_rig import Run, StartsAnywhere, weak
 from store_model import BLOCKS, SLOTS, StoreModel
 
-from worker import snapshot_finding
 from worker.block_pool import OutOfBlocks
 from worker.snapshot_view import list_slots, snapshot_tree
 
@@ -273,19 +272,8 @@ class WeakDigestMachine(StoreMachine):
     shape = staticmethod(weak)
 
 
-class DivisibleMachine(StoreMachine):
+class DivisibleMachine(StartsAnywhere, StoreMachine):
     """The same where a snapshot can be cut anywhere, and every token that two messages share is worth it."""
-
-    divisible = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._inside = snapshot_finding.INSIDE_TOKENS
-        snapshot_finding.INSIDE_TOKENS = 1
-
-    def teardown(self) -> None:
-        snapshot_finding.INSIDE_TOKENS = self._inside
-        super().teardown()
 
 
 class CrowdedMachine(StoreMachine):

@@ -11,11 +11,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from scheduler_rig import Rig
-from snapshot_rig import prompt
+from snapshot_rig import StartsAnywhere, prompt
 from toy_model import answer
 
 from protocol.messages import Completed, Failed
-from worker import snapshot_finding
 from worker.block_pool import BlockError
 from worker.commits import Commits
 from worker.invariants import InvariantViolation
@@ -182,19 +181,8 @@ class TestScheduler(SchedulerMachine.TestCase):
     settings = COURSE
 
 
-class DivisibleMachine(SchedulerMachine):
-    """The same where snapshots can be divided, and any token more is worth starting inside a message for."""
-
-    divisible = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._inside = snapshot_finding.INSIDE_TOKENS
-        snapshot_finding.INSIDE_TOKENS = 1
-
-    def teardown(self):
-        snapshot_finding.INSIDE_TOKENS = self._inside
-        super().teardown()
+class DivisibleMachine(StartsAnywhere, SchedulerMachine):
+    """The same where snapshots can be divided."""
 
 
 class TestDivisibleScheduler(DivisibleMachine.TestCase):
