@@ -374,6 +374,18 @@ def test_what_a_wrong_hit_inside_a_message_began_with_goes(blocks: int):
         assert rig.accepted(rig.serve(edited(1, 150, 3))).depth == 0
 
 
+@pytest.mark.parametrize("blocks", [86, 90, 94, 98, 102])
+def test_a_verification_takes_no_room_of_what_its_hit_inside_a_message_began_with(blocks: int):
+    rig = Rig(blocks=blocks, verify_hits=1.0, divisible=True)
+    rig.serve(edited(1, 200))
+    rig.clock.now += STALE_PAUSES * rig.store.returns.pause + 1e6
+    rig.serve(edited(1, 150, 2))
+    rig.rest()
+    background = rig.scheduler.background
+    assert background.verified + background.skipped == 1
+    assert sorted(snapshot.tokens for snapshot in rig.store.slots.snapshots()) == [170, 200]
+
+
 def test_a_wrong_hit_takes_all_along_that_holds_the_same_and_no_other():
     rig = Rig(blocks=900, slots=32, divisible=True)
     head = text(77, 40)
