@@ -69,12 +69,16 @@ def spans(request: Prompt) -> list[tuple[int, int]]:
 
 
 def test_a_single_message_has_a_boundary_and_can_be_asked_again(worker: Worker):
-    """S5-3 and S5-11: with and without a generation suffix."""
+    """S5-3 and S5-11: with and without a generation suffix.
+
+    Without one the prompt is all that is kept, and its last token has to be computed: states that divide allow that.
+    """
+    inside = 333 - 1 if worker.engine._store.divisible else 0
     for tail in ((5, 6), ()):
         request = prompt(ids(3000 + len(tail), 333), tail=tail, head=False)
         ask(worker, request)
         depth = ask(worker, request)
-        assert depth == (333 if tail else 0)
+        assert depth == (333 if tail else inside)
 
 
 def test_what_was_generated_is_not_in_the_kept_state(worker: Worker):
