@@ -1,9 +1,9 @@
 """Which snapshots go when slots or KV blocks are short: pure functions over candidates.
 
 A snapshot is worth what it would cost to compute again, times how likely it is to be asked for soon: that follows
-from the share of its like that is asked for at all (`returns.py`) and from the idle time, measured in pauses as
-conversations make them here. So one-shots go before sessions of the same size and age, short ones before long ones,
-and what nobody has asked for in a thousand pauses goes at last, however long it is.
+from the share of its like that is asked for at all (`returns.py`) and from the idle time, measured in pauses as its
+conversation makes them, or others do while it has made few. So one-shots go before sessions of the same size and age,
+short ones before long ones, and what nobody has asked for in a thousand pauses goes at last, however long it is.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Candidate(NamedTuple):
     idle_seconds: float  # since a request started from it; where nothing was built on it, since one had it
     last_used: int
     blocks: Sequence[int]
+    pause: float  # typical seconds between two requests of its conversation
     fixed: bool  # in use, pinned or protected: stays
     end_share: float = 0.0  # of those like the end that was last begun on it, where no snapshot is left of that
     end_idle_seconds: float = 0.0  # since a request had that end
@@ -52,7 +53,6 @@ def choose_for_slot(
     share: float = 1.0,
     extends: bool = False,
     unproven: bool = False,
-    pause: float = PAUSE_SECONDS,
 ) -> int | None:
     """The slot that a new snapshot may take; None if all stay.
 
@@ -66,16 +66,16 @@ def choose_for_slot(
     going = [candidate for candidate in candidates if not candidate.fixed]
     first = [c for c in going if c.unproven or (unproven and was_passed(c))]
     if first:
-        return min(first, key=lambda c: (_cost(c) * _late(c.idle_seconds, pause), c.last_used)).slot
+        return min(first, key=lambda c: (_cost(c) * _late(c.idle_seconds, c.pause), c.last_used)).slot
     if unproven:
         return None
-    for victim in sorted(going, key=lambda c: (value_of(c, pause), c.last_used)):
+    for victim in sorted(going, key=lambda c: (value_of(c), c.last_used)):
         if newcomer is None:
             return victim.slot
-        if extends and newcomer * share < value_of(victim, pause):
+        if extends and newcomer * share < value_of(victim):
             return None
         # However fast others go on: a session that rests for minutes is not pushed out by what is small.
-        least = SMALL_PART * _cost(victim) * _late(victim.idle_seconds, max(pause, PAUSE_SECONDS))
+        least = SMALL_PART * _cost(victim) * _late(victim.idle_seconds, max(victim.pause, PAUSE_SECONDS))
         if newcomer >= least or was_passed(victim):
             return victim.slot
     return None
@@ -86,7 +86,6 @@ def choose_for_blocks(
     blocks_needed: int,
     refcounts: Sequence[int],
     *,
-    pause: float = PAUSE_SECONDS,
     divisible: bool = False,
 ) -> list[int] | None:
     """The slots to empty, in order, for `blocks_needed` blocks to come free; None if all together free fewer.
@@ -102,7 +101,7 @@ def choose_for_blocks(
         if candidate.parent in extended:
             extended[candidate.parent] += 1
 
-    asks = {candidate.slot: asks_for(candidate, pause) for candidate in candidates}
+    asks = {candidate.slot: asks_for(candidate) for candidate in candidates}
 
     most = max(blocks_needed, len(refcounts) // SURPLUS)
 
@@ -176,21 +175,21 @@ def was_passed(candidate: Candidate) -> bool:
     return candidate.interior and candidate.passed
 
 
-def value_of(candidate: Candidate, pause: float) -> float:
-    """Its cost to compute again, times how many times in a pause it is to be started from."""
-    return _cost(candidate) * asks_for(candidate, pause)
+def value_of(candidate: Candidate) -> float:
+    """Its cost to compute again, times how many times it is to be started from."""
+    return _cost(candidate) * asks_for(candidate)
 
 
-def asks_for(candidate: Candidate, pause: float) -> float:
-    """How many times in a pause it is to be started from."""
-    asks = _asks(candidate.share, candidate.idle_seconds, pause)
+def asks_for(candidate: Candidate) -> float:
+    """How many times it is to be started from, the later the less."""
+    asks = _asks(candidate.share, candidate.idle_seconds, candidate.pause)
     if candidate.end_share:
-        asks += _asks(candidate.end_share, candidate.end_idle_seconds, pause)
+        asks += _asks(candidate.end_share, candidate.end_idle_seconds, candidate.pause)
     return asks
 
 
 def _asks(share: float, idle_seconds: float, pause: float) -> float:
-    """How many times in a pause a boundary is to be asked for from now on.
+    """How many times a boundary is to be asked for from now on, the later the less.
 
     Of what is asked for at all, a part is late and still to come; all the rest of what has been idle for as long is
     never asked for. The later, the longer it will take besides.

@@ -15,6 +15,7 @@ in how often a boundary just before the last one is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import exp, log
 from typing import Literal
 
 from protocol.messages import Boundary
@@ -25,6 +26,7 @@ Standing = Literal["new", "going_on", "repeated", "inner", "cut", "head", "befor
 PAUSE_SECONDS = 600.0  # idle times well below this hardly count, until pauses have been seen
 SHORTEST_PAUSE = 1.0  # what comes back sooner came together
 PAUSE_STEP = 1 / 16  # part of a pause just seen that goes, by its logarithm, into the typical one; at first more
+OLDER_PAUSE = 0.7  # what a conversation's pause counts for beside the one after it
 LEAST_BITS, MOST_BITS = 7, 17  # sizes of what was added, by powers of two: smaller and larger count with these
 PRIOR = 2.0  # requests for a size that must be expected for its own share to weigh as much as that of all sizes
 MEMORY = 1000  # boundaries of one standing that are remembered at most: what traffic was like before fades
@@ -33,7 +35,8 @@ MEMORY = 1000  # boundaries of one standing that are remembered at most: what tr
 class Returns:
     """For each standing of a boundary, how many were seen in it and how many of those were asked for.
 
-    `pause` is a typical time in seconds between two requests of a conversation, as seen so far.
+    `pause` is a typical time in seconds between two requests of a conversation, as seen so far. Each conversation
+    has its own besides, from its second request on: a person's among agents' is not over after a minute.
     """
 
     def __init__(self) -> None:
@@ -60,6 +63,11 @@ class Returns:
         step = max(PAUSE_STEP, 1 / (self._pauses + 1))  # the made up one counts as one
         self.pause *= (max(seconds, SHORTEST_PAUSE) / self.pause) ** step
 
+    def pause_of(self, node: Node) -> float:
+        """A typical time between two requests of its conversation: as seen in it, and in all, which counts as one."""
+        weight, logs = node.pauses
+        return exp((log(self.pause) + logs) / (1 + weight))
+
     def ask(self, node: Node, now: float, *, goes_on: bool = True) -> None:
         """A request asks for this boundary. `goes_on`: it adds to what was there, and is not the same prompt again.
 
@@ -67,7 +75,10 @@ class Returns:
         """
         node.returned_at = now
         if goes_on and node.left_at is not None and not node.children and node.kind != "head":
-            self.paused(now - node.left_at)
+            seconds = max(now - node.left_at, SHORTEST_PAUSE)
+            self.paused(seconds)
+            weight, logs = node.pauses
+            node.pauses = OLDER_PAUSE * weight + 1, OLDER_PAUSE * logs + log(seconds)
         if node.standing:
             self._asked[node.standing] += 1
             if node.added is not None:

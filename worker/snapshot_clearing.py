@@ -50,7 +50,6 @@ class Clearing:
             self._candidates(protect),
             short,
             store.pool.refcounts,
-            pause=store.returns.pause,
             divisible=store.divisible,
         )
 
@@ -132,7 +131,7 @@ class Clearing:
         while states.free_count < needed:
             held = self._retention.held()
             going = self._with_states({*protect, *held}) or self._with_states(protect)
-            victim = choose_for_slot(going, pause=store.returns.pause)
+            victim = choose_for_slot(going)
             assert victim is not None
             store.remove([victim], "states")
         store.index.trim()
@@ -152,7 +151,6 @@ class Clearing:
             share=reservation.share,
             extends=reservation.extends,
             unproven=reservation.absorbed,
-            pause=self._store.returns.pause,
         )
 
     def distrust(self, tenant: str, token_ids: array[int], depth: int) -> None:
@@ -282,6 +280,7 @@ class Clearing:
                     idle_seconds=now - (node.returned_at if has_gone_on else node.used_at),
                     last_used=node.last_used,
                     blocks=snapshot.blocks,
+                    pause=store.returns.pause_of(node),
                     fixed=snapshot.slot in protect or store.stays(snapshot),
                     end_share=store.returns.share(standing(end), end.added) if end else 0.0,
                     end_idle_seconds=now - end.used_at if end else 0.0,

@@ -55,6 +55,7 @@ class Node:
         "messages",
         "parent",
         "parts",
+        "pauses",
         "pinned",
         "queued",
         "returned_at",
@@ -87,6 +88,8 @@ class Node:
         self.hits = 0
         self.added: int | None = None  # tokens that the request which left it had beyond what was known, if known
         self.left_at: float | None = None  # a prompt, or its answer, last ended here
+        # Between requests of the conversation that it ends: how many, by weight, and their logarithms' sum
+        self.pauses: tuple[float, float] = parent.pauses if parent else (0.0, 0.0)
         self.asks = 0  # requests whose deepest known boundary this was, with a snapshot or without
         self.revisited = False  # a request asked for it that did not go on like one before
         self.before_last = False  # the last request that had it had one message more, and it is no head

@@ -16,6 +16,7 @@ def candidate(slot, end=100, **fields):
         "idle_seconds": 0.0,
         "last_used": slot,
         "blocks": (),
+        "pause": PAUSE_SECONDS,
         "fixed": False,
     }
     return Candidate(slot=slot, end=end, **(values | fields))
@@ -65,8 +66,8 @@ def test_what_is_asked_for_for_certain_never_loses_all_its_worth():
 
 def test_what_was_never_used_since_the_start_is_worth_nothing_however_certain():
     ever = candidate(0, share=1.0, idle_seconds=float("inf"))
-    assert value_of(ever, PAUSE_SECONDS) == 0.0
-    assert value_of(ever._replace(idle_seconds=1e30), PAUSE_SECONDS) > 0.0
+    assert value_of(ever) == 0.0
+    assert value_of(ever._replace(idle_seconds=1e30)) > 0.0
 
 
 def test_what_comes_back_more_often_stays():
@@ -81,10 +82,12 @@ def test_a_head_or_branch_point_is_weighed_like_leaves():
     assert choose_for_slot([leaf, branch._replace(idle_seconds=6000)]) == 1
 
 
-def test_idle_times_count_in_pauses_as_they_are_made_here():
+def test_idle_times_count_in_pauses_of_each_conversation():
     old, new = candidate(0, end=4000, idle_seconds=100), candidate(1, end=2000, idle_seconds=1)
-    assert choose_for_slot([old, new], pause=600) == 1
-    assert choose_for_slot([old, new], pause=10) == 0
+    assert choose_for_slot([old, new]) == 1
+    assert choose_for_slot([old._replace(pause=10), new._replace(pause=10)]) == 0
+    assert choose_for_slot([old, new._replace(pause=10)]) == 1
+    assert choose_for_slot([old, new._replace(end=4000, idle_seconds=50, pause=5)]) == 1, "its agent would be back"
 
 
 def test_an_absorbed_answer_that_was_never_hit_goes_before_any_leaf_or_anchor():
@@ -145,8 +148,8 @@ def test_a_small_newcomer_does_not_push_out_a_long_session():
 
 
 def test_nor_where_others_go_on_after_seconds_and_it_for_minutes():
-    session = candidate(0, end=30_000, idle_seconds=300.0)
-    assert choose_for_slot([session], recompute_cost(0, 300), pause=1.0) is None
+    session = candidate(0, end=30_000, idle_seconds=300.0, pause=1.0)
+    assert choose_for_slot([session], recompute_cost(0, 300)) is None
 
 
 def test_a_newcomer_that_extends_another_must_be_worth_what_it_pushes_out():
@@ -274,7 +277,7 @@ def test_what_goes_for_blocks_is_what_loses_least_each_time(data):
     expected, left, short = [], list(candidates), needed
     of_use = max(needed, len(refcounts) // SURPLUS)
     while short > 0:
-        losses = {c: value_of(c, PAUSE_SECONDS) / min(len(c.blocks), of_use) for c in left}
+        losses = {c: value_of(c) / min(len(c.blocks), of_use) for c in left}
         going = min(left, key=lambda c: (losses[c], c.last_used))
         left.remove(going)
         expected.append(going.slot)

@@ -86,6 +86,19 @@ def test_pauses_are_those_of_conversations_and_not_of_the_head_that_they_share()
     assert 90 < engine.store.returns.pause < 150, "also where it was evicted meanwhile"
 
 
+def test_a_person_among_agents_finds_a_conversation_again_after_pauses_of_its_own():
+    engine, found = Engine(5), []
+    for turn in range(1, 9):
+        found.append(engine.play(chat(turn, who=10)).lookup.depth)
+        for agent in range(4):
+            for step in range(1, 8):
+                engine.clock.now += 2
+                engine.play(chat(step, who=1000 + 100 * turn + 10 * agent))
+        engine.clock.now += 60
+    assert engine.store.returns.pause < 5
+    assert found[2:] == [chat(turn - 1).last.end for turn in range(3, 9)]
+
+
 def test_a_burst_of_one_prompt_is_no_pause_of_conversations():
     engine = Engine(8)
     for _ in range(20):
