@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -11,33 +13,51 @@ if TYPE_CHECKING:
 
 ID_BYTES = 4
 BY_IDS = attrgetter("ids")
-MOST_PASSED_OVER = 64
+MOST_LOOKED_AT = 64
 
 
-def nearest_child(node: Node, data: bytes, at: int, *, stored: bool = False) -> tuple[Node, int] | None:
+def nearest_child(node: Node, data: bytes, at: int) -> tuple[Node, int] | None:
     """The child that shares most bytes with `data` from `at` on, and how many, in whole ids.
 
-    In order of ids the closest ones stand beside the place where the rest of the prompt would go. `stored`: only
-    those that snapshots are kept of are looked at, and not many others passed over on the way to them.
+    In order of ids the closest ones stand beside the place where the rest of the prompt would go.
     """
-    if not node.children:
-        return None
-    if len(node.children) == 1:
-        near = [child for child in node.children.values() if not stored or child.has_snapshots]
-    else:
-        if node.by_ids is None:
-            node.by_ids = sorted(node.children.values(), key=BY_IDS)
-        place = bisect_left(node.by_ids, data[at:], key=BY_IDS)
-        span = MOST_PASSED_OVER if stored else 1
-        before, after = reversed(node.by_ids[max(place - span, 0) : place]), node.by_ids[place : place + span]
-        sides = (
-            next((child for child in side if not stored or child.has_snapshots), None) for side in (before, after)
-        )
-        near = [child for child in sides if child is not None]
-    if not near:
-        return None
-    same, child = max(((_common_bytes(data, at, child.ids), child) for child in near), key=lambda pair: pair[0])
-    return child, same
+    sides = (next(side, None) for side in _outwards(node, data, at))
+    near = [(child, _common_bytes(data, at, child.ids)) for child in sides if child is not None]
+    return max(near, key=_bytes_of, default=None)
+
+
+def most_stored_child(node: Node, data: bytes, at: int) -> tuple[Node, int] | None:
+    """The child by way of which snapshots hold most bytes of `data` from `at` on, and how many, in whole ids.
+
+    A child whose own snapshot was cut may hold less than one that shares fewer ids. On either side not many are looked
+    at.
+    """
+    best: tuple[Node, int] | None = None
+    for side in _outwards(node, data, at):
+        for child in islice(side, MOST_LOOKED_AT):
+            if not child.has_snapshots:
+                continue
+            same = _common_bytes(data, at, child.ids)
+            if best is not None and same <= best[1]:
+                break  # those further out share no more
+            held = same if child.slot is None else min(same, child.stored * ID_BYTES - at)
+            if best is None or held > best[1]:
+                best = child, held
+    return best
+
+
+def _bytes_of(found: tuple[Node, int]) -> int:
+    return found[1]
+
+
+def _outwards(node: Node, data: bytes, at: int) -> tuple[Iterator[Node], Iterator[Node]]:
+    """The children before and after the rest of the prompt in order of ids, the closest first."""
+    if len(node.children) < 2:
+        return iter(node.children.values()), iter(())
+    if node.by_ids is None:
+        node.by_ids = sorted(node.children.values(), key=BY_IDS)
+    ordered, place = node.by_ids, bisect_left(node.by_ids, data[at:], key=BY_IDS)
+    return (ordered[i] for i in range(place - 1, -1, -1)), (ordered[i] for i in range(place, len(ordered)))
 
 
 def _common_bytes(data: bytes, at: int, ids: bytes) -> int:

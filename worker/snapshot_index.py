@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from protocol.messages import Boundary, BoundaryKind
-from worker.nearest import BY_IDS, ID_BYTES, nearest_child
+from worker.nearest import BY_IDS, ID_BYTES, most_stored_child, nearest_child
 
 NODE_BYTES = 512  # what a node weighs besides its ids, roughly
 
@@ -393,19 +393,21 @@ class SnapshotIndex:
 
     def most_stored(self, tenant: str, data: bytes, chain: Sequence[Node]) -> Part | None:
         """The snapshot that holds most of a prompt that goes along `chain`, whether that ends at a boundary or not."""
-        node = next((known for known in reversed(chain) if known.has_snapshots), self._roots.get(tenant))
+        whole = (
+            known for known in reversed(chain) if known.has_snapshots and (known.slot is None or known.is_whole)
+        )
+        node = next(whole, self._roots.get(tenant))
         if node is None:
             return None
         at = node.end * ID_BYTES
-        while (nearest := nearest_child(node, data, at, stored=True)) is not None and nearest[1]:
+        while (nearest := most_stored_child(node, data, at)) is not None and nearest[1]:
             node, same = nearest
             at += same
             if same < len(node.ids):
                 break
         if not at:
             return None
-        holder = node.nearest_below()
-        return Part(holder, min(at // ID_BYTES, holder.stored))
+        return Part(node.nearest_below(), at // ID_BYTES)
 
     def beginning_with(self, tenant: str, data: bytes, tokens: int) -> list[Node]:
         """All boundaries that are reached by way of the first `tokens` tokens of `data`."""

@@ -487,6 +487,20 @@ def test_a_boundary_that_nothing_is_kept_of_hides_no_message_that_is_alike():
     assert found(run) == (180, "partial", "evicted")
 
 
+@pytest.mark.parametrize("asked", [words(10, 200), words(10, 190) + words(23, 10)], ids=["its own", "another"])
+def test_a_message_that_was_cut_hides_none_that_is_alike_and_kept_whole(asked: list[int]):
+    engine = Engine(8, blocks=200, divisible=True)
+    engine.play(prompt(HEAD, words(10, 200)))
+    engine.play(prompt(HEAD, words(10, 180) + words(20, 20)))
+    engine.play(prompt(HEAD, words(10, 170) + words(9, 30)))
+    cut = engine.store.index.find("", prompt(HEAD, words(10, 200)).boundaries[1].digest)
+    assert cut is not None
+    engine.store.shorten(engine.store.known(cut.slot), cut, 120)
+    engine.check()
+    run = engine.play(prompt(HEAD, asked))
+    assert run.lookup.depth == 30 + 180
+
+
 def test_what_extends_a_boundary_serves_for_it_where_no_slot_is_free():
     engine = Engine(1, divisible=True)
     engine.play(prompt(words(1, 200), words(2, 200), head=False))
