@@ -68,8 +68,13 @@ class Finding:
         for node in reversed(chain):
             if (node.stored or node.end) >= len(token_ids):
                 continue
-            if node.slot is None and (peek or not self._keeping.cut_out(node)):
-                continue
+            if node.slot is None:
+                if peek or not store.divisible:
+                    continue
+                more = None if apart else store.index.most_stored(tenant, data, chain)
+                needed = more.node if more and more.tokens >= node.end + INSIDE_TOKENS else None
+                if not self._keeping.cut_out(node, needed):
+                    continue
             fault = store.fault(node)
             if fault is None:
                 found = node

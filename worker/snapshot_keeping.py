@@ -275,17 +275,21 @@ class Keeping:
         else:
             store.slots.give_back(slot)
 
-    def cut_out(self, node: Node) -> bool:
-        """Keep a known boundary by sharing the first blocks of a deeper snapshot, if there is one, and a slot."""
+    def cut_out(self, node: Node, needed: Node | None) -> bool:
+        """Keep a known boundary by sharing the first blocks of a deeper snapshot, if there is one, and a slot.
+
+        Where states are divisible. The snapshot of `needed` does not go for it.
+        """
         store = self._store
-        if not store.divisible or not node.snapshots_below:
+        if not node.snapshots_below:
             return False
         # A deepest one: what lies between has been passed, and may have to go for the new one.
         deeper = next(below for below in node.subtree() if below.slot is not None and not below.snapshots_below)
         if store.fault(deeper) is not None:
             return False
         assert deeper.slot is not None
-        reservation = self.reserve({deeper.slot})
+        protect = {deeper.slot} if needed is None or needed.slot is None else {deeper.slot, needed.slot}
+        reservation = self.reserve(protect)
         if reservation is None:
             return False
         above = node.snapshot_above()

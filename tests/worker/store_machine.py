@@ -10,10 +10,11 @@ from operator import ge
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from snapshot_rig import Run, StartsAnywhere, weak
+from snapshot_rig import Run, StartsAnywhere, spelled, weak
 from store_model import BLOCKS, SLOTS, StoreModel
 
 from worker.block_pool import OutOfBlocks
+from worker.slots import Snapshot
 from worker.snapshot_view import list_slots, snapshot_tree
 
 message = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
@@ -177,7 +178,7 @@ class StoreMachine(StoreModel):
             assert self._states() == before
             removed = self.clearing.flush()
         assert removed.freed_bytes == (self.engine.pool.free_count - free) * self.store.block_bytes
-        assert set(self.engine.slots_at(*self.engine.kept())) <= set(removed.busy)
+        assert {s.slot for s in self.store.slots.snapshots() if not s.leaving} <= set(removed.busy)
 
     def _evict(self, data: st.DataObject, dry_run: bool) -> None:
         held = [s.slot for s in self.store.slots.snapshots()]
@@ -234,8 +235,17 @@ class StoreMachine(StoreModel):
 
     @invariant()
     def what_is_pinned_stays(self):
-        for snapshot in self.pinned:
-            assert self.store.slots[snapshot.slot].snapshot is snapshot
+        self.pinned = [self._still_pinned(snapshot) for snapshot in self.pinned]
+
+    def _still_pinned(self, snapshot: Snapshot) -> Snapshot:
+        """The same, or where it was a part what has taken its place."""
+        if self.store.slots[snapshot.slot].snapshot is snapshot:
+            return snapshot
+        assert snapshot.tokens < snapshot.node.end
+        (whole,) = (s for s in self.store.slots.snapshots() if s.pinned and not s.leaving)
+        assert spelled(whole.node)[: snapshot.tokens] == spelled(snapshot.node)[: snapshot.tokens]
+        assert whole.tokens > snapshot.tokens
+        return whole
 
     @invariant()
     def reading_disturbs_nothing(self):

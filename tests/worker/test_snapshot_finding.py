@@ -501,6 +501,17 @@ def test_a_message_that_was_cut_hides_none_that_is_alike_and_kept_whole(asked: l
     assert run.lookup.depth == 30 + 180
 
 
+def test_a_boundary_is_not_cut_out_in_the_place_of_what_holds_more_of_the_prompt():
+    engine = Engine(3, divisible=True)
+    for who in (2, 3, 4):
+        engine.play(prompt(words(1, 200), words(who, 200), head=False))
+        engine.clock.now += 1000
+    engine.clearing.evict(engine.slots_at(200))
+    engine.play(one_shot(9, 300))
+    assert sorted(engine.kept()) == [300, 400, 400]
+    assert depths(engine, prompt(words(1, 200), words(3, 150) + words(5, 50), head=False)) == [350]
+
+
 def test_what_extends_a_boundary_serves_for_it_where_no_slot_is_free():
     engine = Engine(1, divisible=True)
     engine.play(prompt(words(1, 200), words(2, 200), head=False))
