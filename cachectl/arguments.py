@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from cachectl.warm import APIS
 from protocol.sizes import parse_size
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_ANSWER_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{24})")
 _SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -64,7 +66,18 @@ def past(parser: argparse.ArgumentParser) -> None:
 
 
 def request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="as in the response header x-request-id")
+    parser.add_argument(
+        "request_id",
+        type=request_id,
+        metavar="REQUEST_ID",
+        help="as in the response header x-request-id, or the id in the answer",
+    )
+
+
+def request_id(text: str) -> str:
+    """The name of a request, which is part of the name of its answer."""
+    answer = _ANSWER_ID.fullmatch(text)
+    return answer.group(1) if answer else text
 
 
 def two(parser: argparse.ArgumentParser) -> None:

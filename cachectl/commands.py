@@ -144,7 +144,7 @@ def _waited(client: ControlClient, answer: Transferred) -> Transferred:
 
 
 def _conversation(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isdecimal() else takes.request_id(text)
 
 
 COMMANDS = {

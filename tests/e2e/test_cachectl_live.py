@@ -57,6 +57,20 @@ def test_looking_around(served: Served):
         assert words("looking", 3) not in run.stdout
 
 
+def test_a_request_is_known_by_the_id_of_its_answer_too(served: Served):
+    client, message = served.client, {"max_tokens": 2, "messages": [user("Known by its answer.")]}
+    answers = [
+        client.chat(message["messages"]),
+        client.complete("Known by its answer."),
+        client.request("POST", "/v1/messages", message),
+        client.request("POST", "/v1/responses", {"max_output_tokens": 16, "input": "Known by its answer."}),
+    ]
+    for answer in answers:
+        assert answer.body["id"] != answer.request_id
+        assert ctl(served, "explain", answer.body["id"])["request_id"] == answer.request_id
+    assert ctl(served, "diff", answers[0].body["id"], answers[2].body["id"])["b"]["slot"] is not None
+
+
 def test_where_two_conversations_part(served: Served):
     head = system(words("diff", 60))
     first = served.client.chat([head, user("Same start, one end.")])
