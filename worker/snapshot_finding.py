@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from protocol.messages import Boundary, Reason
 from worker.lookup import Lookup, explain
-from worker.nearest import ID_BYTES
 from worker.slots import SlotState
-from worker.snapshot_index import NOTHING_COMMON, Node, Part
+from worker.snapshot_index import NOTHING_COMMON, Part
 from worker.snapshot_keeping import Keeping
 from worker.snapshots import SnapshotStore
 
@@ -65,15 +64,15 @@ class Finding:
             if not peek:
                 store.drop_clash(clash)
         found = None
+        most = store.index.most_stored(tenant, data, chain) if store.divisible and not apart else None
+        may_cut = store.divisible and not peek
         for node in reversed(chain):
             if (node.stored or node.end) >= len(token_ids):
                 continue
             if node.slot is None:
-                if peek or not store.divisible:
-                    continue
-                more = None if apart else store.index.most_stored(tenant, data, chain)
-                needed = more.node if more and more.tokens >= node.end + INSIDE_TOKENS else None
-                if not self._keeping.cut_out(node, needed):
+                needed = most.node if most and most.tokens >= node.end + INSIDE_TOKENS else None
+                if not may_cut or not self._keeping.cut_out(node, needed):
+                    may_cut = may_cut and not node.snapshots_below  # no room now is none for a shallower one
                     continue
             fault = store.fault(node)
             if fault is None:
@@ -83,8 +82,8 @@ class Finding:
             if not peek:
                 store.drop_stale(node, fault)
         part = Part(found, found.stored) if found else None
-        if store.divisible and not apart:
-            part = self._inside(tenant, data, chain, part, drop=not peek)
+        if most is not None and most.node.slot is not None:  # nor was it dropped just now
+            part = self._inside(most, len(token_ids), part, drop=not peek)
         depth = part.tokens if part else 0
         common = NOTHING_COMMON if apart else store.index.common_prefix(tenant, data, chain)
         refusal: Reason = "stale"
@@ -98,15 +97,10 @@ class Finding:
             store.index.trim()
         return result
 
-    def _inside(
-        self, tenant: str, data: bytes, chain: Sequence[Node], found: Part | None, *, drop: bool
-    ) -> Part | None:
-        """What holds clearly more of the prompt than `found` does, to a place inside a message; or else `found`."""
+    def _inside(self, most: Part, length: int, found: Part | None, *, drop: bool) -> Part | None:
+        """`most` where that is clearly more of a prompt of this length than `found`, which it is otherwise."""
         store = self._store
-        most = store.index.most_stored(tenant, data, chain)
-        if most is None:
-            return found
-        tokens = min(most.tokens, len(data) // ID_BYTES - 1)  # at least one token must be computed
+        tokens = min(most.tokens, length - 1)  # at least one token must be computed
         if tokens < (found.tokens if found else 0) + INSIDE_TOKENS:
             return found
         fault = store.fault(most.node)

@@ -512,6 +512,28 @@ def test_a_boundary_is_not_cut_out_in_the_place_of_what_holds_more_of_the_prompt
     assert depths(engine, prompt(words(1, 200), words(3, 150) + words(5, 50), head=False)) == [350]
 
 
+def test_where_no_slot_can_be_had_one_boundary_is_tried_and_not_all_of_a_long_conversation():
+    engine = Engine(1, divisible=True)
+    messages = [words(10 + turn, 20) for turn in range(30)]
+    engine.play(prompt(*messages, head=False))
+    engine.clearing.pin(*engine.slots_at(600))
+    refused = engine.store.aborts["no_slot"]
+    request = prompt(*messages[:-1], words(9, 5), head=False)
+    assert engine.finding.lookup("", request.ids, request.boundaries).depth == 580
+    assert engine.store.aborts["no_slot"] == refused + 1
+
+
+def test_what_was_evicted_is_compared_once_and_not_for_each_boundary(monkeypatch: pytest.MonkeyPatch):
+    engine, compared = Engine(8, divisible=True), []
+    request = prompt(*(words(10 + turn, 20) for turn in range(30)), head=False)
+    engine.play(request)
+    engine.clearing.flush()
+    plain = engine.store.index.most_stored
+    monkeypatch.setattr(engine.store.index, "most_stored", lambda *asked: compared.append(1) or plain(*asked))
+    assert found(engine.play(request))[:2] == (0, "miss")
+    assert len(compared) == 1
+
+
 def test_what_extends_a_boundary_serves_for_it_where_no_slot_is_free():
     engine = Engine(1, divisible=True)
     engine.play(prompt(words(1, 200), words(2, 200), head=False))
